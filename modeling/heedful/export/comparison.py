@@ -1,9 +1,7 @@
-"""The one entrance of all exports: what can be exported, a folder that appears whole, and the comparison before it.
+"""What all exports share: the checks of a model, its new folder, and the comparison with `generate()`, token by token.
 
-An engine is compared with `generate()` on sentences, token by token. SETTINGS says which settings each form carries
-out. Of every export, `model` is a folder or an id on the Hub, of a Heed model or of an adapter; `target` must not
-exist, and appears whole or not at all. A `ValueError` names what keeps the model from being exported, or the sentence
-for which the exported one gives other tokens in float32.
+In each export, `model` is a folder or an id on the Hub, of a Heed model or an adapter; `target` must not exist. A
+`ValueError` names why a model cannot be exported, or the sentence that gets other tokens in float32.
 """
 
 import copy
@@ -37,11 +35,11 @@ from heedful.symbols_heed import UnknownSymbol, trimmed
 from heedful.training.publication import MODEL_FOLDER
 from heedful.training.recipe_file import recipe_of
 
-MORE_THAN_SOURCE = 50  # so many tokens more than the longest source of its batch may a compared translation have
+MORE_THAN_SOURCE = 50  # tokens that a translation may have more than the longest source of its batch
 TOKEN_BUDGET = 4096
-DRAWN_FROM = 100_000  # the first pairs of a file, of which sentences are compared
-LEAST_LIKENESS = 0.5  # mean share of tokens in common; a quantized model below it has lost what it learned
-# The settings of a generation config that each form carries out as `generate()` does; every other one is refused.
+DRAWN_FROM = 100_000  # first pairs of a file
+LEAST_LIKENESS = 0.5  # below it, a quantized model has lost what it learned
+# The settings that each form carries out as `generate()` does.
 TOKENS = (*GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
 _ALL = frozenset(name for name in vars(GenerationConfig()) if name[0] != "_")
 SETTINGS = {
@@ -49,15 +47,15 @@ SETTINGS = {
     "a page": frozenset((*TOKENS, *BEAM_SETTINGS, *SEARCH_SETTINGS)),
     "CTranslate2": frozenset((*GREEDY_SETTINGS, *BEAM_SETTINGS)),
 }
-# Forms that other code computes with the weights, and with room for one tokenizer, which knows no languages.
+# Forms that run without our code, with one tokenizer, which knows no languages.
 COPIES = ("transformers", "a page")
 
-Searches = dict[str, GenerationConfig]  # by the names that messages give them
-Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by the name of a search
+Searches = dict[str, GenerationConfig]  # by their names in messages
+Outputs = dict[str, list[tuple[int, ...]]]  # tokens of each sentence, by search
 
 
 class Difference(NamedTuple):
-    """One sentence for which an engine gave other tokens than `generate()`, and its number, from 0."""
+    """A sentence that gets other tokens than from `generate()`, and its number, from 0."""
 
     number: int
     sentence: str
@@ -67,27 +65,27 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `generate()` and an engine made of the same sentences."""
+    """The tokens of an engine, compared with those of `generate()`."""
 
-    sentences: int  # how many were compared
-    differences: tuple[Difference, ...]  # those with other tokens, in their order
+    sentences: int
+    differences: tuple[Difference, ...]
 
     @property
     def likeness(self) -> float:
-        """Share of tokens that the outputs have in common, the mean over the sentences: 1 where none differs."""
+        """Share of tokens that the outputs have in common, the mean over the sentences."""
         matchers = (SequenceMatcher(None, each.expected, each.found, autojunk=False) for each in self.differences)
         return 1 - sum(1 - matcher.ratio() for matcher in matchers) / self.sentences
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported, and how it compared."""
+    """An exported model and its comparison."""
 
     folder: Path
     quantization: str  # the type of its weights
     size: int  # bytes of the files that hold the weights
     comparisons: dict[str, Comparison]  # by the name of a search
-    difference: float | None = None  # the largest of a logit, relative where logits are above 1, if it is known
+    difference: float | None = None  # the largest of a logit, relative where logits are above 1
 
 
 class UnscoredEngine(GenerateEngine):
@@ -101,20 +99,20 @@ class UnscoredEngine(GenerateEngine):
 
 @dataclass(frozen=True)
 class Draft:
-    """A model on its way into another form, with the sentences that both forms must translate alike."""
+    """A model during its export, with the sentences to compare."""
 
-    model: HeedForConditionalGeneration  # on the CPU, in evaluation mode and float32, with an adapter merged into it
+    model: HeedForConditionalGeneration  # on the CPU, in float32, its adapter merged
     tokenizers: TokenizerPair
     sentences: list[str]  # without blank ones
-    folder: Path  # to write to; it holds the tokenizers already
-    dtype: torch.dtype = torch.float32  # in which the model was saved
+    folder: Path  # with the tokenizers
+    dtype: torch.dtype = torch.float32  # of the saved model
 
     def outputs(self, engine: Any, searches: Searches, limit: int | None) -> Outputs:
-        """Return what an engine generates; its model is left with the last search as its generation config."""
+        """Return an engine's outputs; its model keeps the last search as its generation config."""
         sources = encode(self.tokenizers, self.sentences, limit)
         found: Outputs = {}
         for name, search in searches.items():
-            engine.model.generation_config = search  # its own would fill in what the search leaves open
+            engine.model.generation_config = search  # not its own, which would fill in what the search leaves open
             found[name] = [()] * len(sources)
             for numbers in batches(sources, search, limit):
                 hypotheses = engine.search([sources[number] for number in numbers], search, TOKEN_BUDGET)
@@ -125,7 +123,7 @@ class Draft:
     def compare(
         self, found: Outputs, searches: Searches, limit: int | None, engine: str, quantization: str
     ) -> dict[str, Comparison]:
-        """Compare the outputs of an engine with those of `generate()`; what differs too much is a `ValueError`."""
+        """Compare an engine's outputs with those of `generate()`; `refuse` says when they differ too much."""
         expected = self.outputs(UnscoredEngine(self.model), searches, limit)
         comparisons = {name: compare(self.sentences, expected[name], found[name]) for name in searches}
         refuse(comparisons, engine, quantization)
@@ -134,7 +132,7 @@ class Draft:
 
 @contextmanager
 def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str], form: str) -> Iterator[Draft]:
-    """Check and load what is to be exported, and yield it with a folder that becomes `target`, or goes on an error."""
+    """Check and load a model, and yield it with a folder that becomes `target`, or goes on an error."""
     check_is_new(Path(target))
     sentences = list(filter(None, map(trimmed, sentences)))
     if not sentences:
@@ -142,15 +140,15 @@ def begun_export(model: str | Path, target: str | Path, sentences: Sequence[str]
     loaded, tokenizers = load_for(form, model)
     with new_folder(target) as folder:
         tokenizers.save_pretrained(folder)
-        dtype = loaded.dtype  # of what is computed in half precision, each engine rounds something else
+        dtype = loaded.dtype  # in half precision, each engine rounds differently
         yield Draft(torch.nn.Module.float(loaded), tokenizers, sentences, folder, dtype)
 
 
 def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
-    """Load a model, or an adapter with its model, and its tokenizers; a `ValueError` if the form cannot hold them."""
+    """Load a model or an adapter with its tokenizers; a `ValueError` if the form cannot hold them."""
     folder = model_folder(model)
     loaded: Any = load_model(folder)
-    check_kind(loaded.config, form)  # before its tokenizers, which may be of a kind that Heedful cannot read
+    check_kind(loaded.config, form)  # before its tokenizers, which Heedful may not be able to read
     tokenizers = TokenizerPair.from_pretrained(tokenizer_folder(folder))
     tokenizers.check_config(loaded.config)
     check_settings(loaded.generation_config, form)
@@ -166,7 +164,7 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
 
 
 def model_name(model: str | Path) -> str:
-    """Return what a model is called: its id on the Hub, or of a folder the heading of its card, or its run's name."""
+    """Return a model's name: its id on the Hub, the heading of its card, or its run or folder."""
     place = Path(model).resolve()
     if not place.is_dir():
         return str(model)
@@ -180,7 +178,7 @@ def card_of(folder: Path) -> str:
 
 
 def check_kind(config: Any, form: str) -> None:
-    """Raise a `ValueError` for a model that is no Heed Transformer, or for a page no recurrent one."""
+    """Raise a `ValueError` unless the form takes models of this type."""
     hint = f"`heedful convert` turns models of the types {', '.join(STOCK)} into Heed models"
     if config.model_type == "heed_rnn":
         if form == "a page" and config.attention == "none":
@@ -191,7 +189,7 @@ def check_kind(config: Any, form: str) -> None:
 
 
 def check_fields(config: Any, choices: Choices, form: str) -> None:
-    """Raise one error that names all fields of a config which a form cannot compute."""
+    """Raise one `ValueError` for all fields of a config that a form cannot compute."""
     faults = list(field_faults(config, choices))
     widths = (config.d_model // getattr(config, f"{side}_attention_heads") for side in SIDES)
     if any((config.d_k or width) != (config.d_v or width) for width in widths):
@@ -200,16 +198,8 @@ def check_fields(config: Any, choices: Choices, form: str) -> None:
         raise ValueError(f"{form} cannot hold the model: {' '.join(faults)}")
 
 
-def plain_config(config: Any) -> Any:
-    """Return a copy of a config that names no code, for a folder without any."""
-    plain = copy.deepcopy(config)
-    for name in ("auto_map", "custom_pipelines"):
-        plain.__dict__.pop(name, None)
-    return plain
-
-
 def check_settings(config: GenerationConfig, form: str, where: str = "The model's generation_config.json") -> None:
-    """Raise a `ValueError` that names all settings of a generation config which a form cannot carry out."""
+    """Raise one `ValueError` for all settings that a form cannot carry out."""
     asked = asked_of(config).items()
     faults = [f"`{name}` must not be set, but is {value!r}" for name, value in asked if name not in SETTINGS[form]]
     if faults:
@@ -218,21 +208,15 @@ def check_settings(config: GenerationConfig, form: str, where: str = "The model'
 
 
 def searches_of(config: GenerationConfig, beams: int, **others: Any) -> Searches:
-    """Return a model's own settings, greedily and with beams, without randomness and lengths, and with others."""
+    """Return a model's own settings, greedy and with beams, without sampling, and with other settings."""
     found = {name: copy.deepcopy(config) for name in ("greedy", f"{beams} beams")}
     for number, search in zip((1, beams), found.values(), strict=True):
         search.update(num_beams=number, max_length=None, do_sample=False, num_return_sequences=1, **others)
     return found
 
 
-def check_quantization(quantization: str, known: Sequence[str]) -> None:
-    """Raise a `ValueError` if a type of weights is not among the known ones."""
-    if quantization not in known:
-        raise wrong("quantization", f"be one of {', '.join(known)}", repr(quantization))
-
-
 def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -> list[list[int]]:
-    """Encode sentences of at most `limit` tokens, into the target languages in turn where there are several."""
+    """Encode sentences of at most `limit` tokens, into each target language in turn."""
     languages = tokenizers.languages if len(tokenizers.languages) > 1 else (None,)
     sources: list[list[int]] = [[] for _ in sentences]
     for first, language in enumerate(languages):
@@ -249,7 +233,7 @@ def encode(tokenizers: TokenizerPair, sentences: list[str], limit: int | None) -
 
 
 def batches(sources: list[list[int]], search: Any, limit: int | None) -> Iterator[list[int]]:
-    """Yield the numbers of sources of similar length, each time after `search` got a length that suits them."""
+    """Yield the numbers of sources of similar length; `search` gets a length that suits each batch."""
     costs = {number: len(source) * search.num_beams for number, source in enumerate(sources)}
     for numbers in token_batches(costs, TOKEN_BUDGET):
         longest = max(len(sources[number]) for number in numbers) + MORE_THAN_SOURCE
@@ -258,14 +242,14 @@ def batches(sources: list[list[int]], search: Any, limit: int | None) -> Iterato
 
 
 def compare(sentences: Sequence[str], expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> Comparison:
-    """Compare the tokens of `generate()` and of an engine for each sentence, `</s>` included and padding not."""
+    """Compare the tokens of `generate()` and of an engine for each sentence, with `</s>` and without padding."""
     rows = enumerate(zip(sentences, expected, found, strict=True))
     differences = (Difference(number, *row) for number, row in rows if list(row[1]) != list(row[2]))
     return Comparison(len(sentences), tuple(differences))
 
 
 def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: float) -> float:
-    """Return the largest difference of a logit, relative where logits are above 1; above the tolerance an error."""
+    """Return the largest relative difference of a logit; a `ValueError` if it is above the tolerance."""
     difference = relative_difference(expected, found)
     if not difference <= tolerance:  # so that not-a-number is refused too
         apart = f"{difference:.1e} from generate()'s, so that no folder is left"
@@ -274,7 +258,7 @@ def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: fl
 
 
 def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -> None:
-    """Raise a `ValueError` if an export in float32 gives other tokens, or one in another type has lost the model."""
+    """Raise a `ValueError` if float32 gives other tokens, or another type less than `LEAST_LIKENESS`."""
     for search, comparison in comparisons.items():
         if quantization == "float32" and comparison.differences:
             number, sentence, expected, found = comparison.differences[0]
@@ -290,10 +274,9 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Draw sentences from a text file in UTF-8, one a line, or from the validation data in a model's folder.
+    """Draw sentences from a text file in UTF-8, one a line, or from the validation data of a model's recipe.
 
-    Where neither is there, a warning says that they are built-in Korean and English ones, which try a model of any
-    language with tokens and lengths of real text.
+    Without either, a warning says that they are built-in Korean and English ones, whose tokens try any model.
     """
     check_at_least(1, count=count)
     if path is not None:

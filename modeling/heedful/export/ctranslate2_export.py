@@ -1,8 +1,7 @@
 """Heed models for CTranslate2: its model.bin and vocabularies, and the tokenizers.
 
-Before the folder appears, CTranslate2 has translated sentences from it. In float32 each translation must have the
-tokens of `generate()`, greedily and with beams; for other types the number of differences is returned. Beam search of
-CTranslate2 ends a sentence with its `num_beams`-th finished hypothesis, as `generate()` with `early_stopping=True`.
+CTranslate2's beam search ends a sentence with its `num_beams`-th finished hypothesis, as `generate()` with
+`early_stopping=True`.
 """
 
 import warnings
@@ -23,7 +22,7 @@ from heedful.export import ctranslate2_specification as specification
 from heedful.protocols import Seq2SeqModel
 
 BEAMS = 5
-ALMOST_ZERO = 1e-30  # in place of a length penalty of 0, with which CTranslate2 stops at the first hypothesis
+ALMOST_ZERO = 1e-30  # for a length penalty of 0, with which CTranslate2 stops at the first hypothesis
 
 
 def export_ctranslate2(
@@ -35,8 +34,8 @@ def export_ctranslate2(
 ) -> comparison.Export:
     """Write a folder that CTranslate2 loads.
 
-    The comparison on `sentences` runs on `device`: "cpu", "cuda"; None takes CUDA where there is one. It is a
-    `ValueError` too if the device cannot compute in the type, or most tokens are others in another type than float32.
+    The comparison on `sentences` runs on `device`, "cpu" or "cuda"; None takes CUDA if there is one. A `ValueError`
+    says if it cannot compute in the type, or if another type than float32 gives mostly other tokens.
     """
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved)
@@ -54,7 +53,7 @@ def export_ctranslate2(
 
 
 class CTranslate2Engine:
-    """Greedy and beam search by CTranslate2 over an exported folder of a model, which is on the same device."""
+    """Greedy and beam search by CTranslate2, on the device of the model."""
 
     def __init__(self, folder: Path, model: Seq2SeqModel, tokenizers: TokenizerPair, compute_type: str):
         self.model = model
@@ -66,7 +65,7 @@ class CTranslate2Engine:
         self._translator = specification.import_ctranslate2().Translator(str(folder), model.device.type, **options)
 
     def search(self, sources: Sources, config: Any, token_budget: int) -> list[list[Hypothesis]]:
-        """Return hypotheses as `GenerateEngine.search`, without scores: CTranslate2 sorts and batches sentences."""
+        """Return hypotheses as `GenerateEngine.search`, but without scores; CTranslate2 makes the batches."""
         words = [[self._source_tokens[token] for token in source] for source in sources]
         shortest = (config.min_length or 1) - 1 if config.min_new_tokens is None else config.min_new_tokens
         # As in generate(), an end token is not a bad word.
@@ -77,7 +76,7 @@ class CTranslate2Engine:
             max_batch_size=max(token_budget // config.num_beams, max(map(len, words))),
             batch_type="tokens",
             max_input_length=0,
-            return_end_token=True,  # so that it counts in the length, as it does in generate()
+            return_end_token=True,  # counts in the length, as in generate()
             beam_size=config.num_beams,
             length_penalty=1.0 if config.length_penalty is None else config.length_penalty or ALMOST_ZERO,
             max_decoding_length=config.max_new_tokens,
@@ -92,7 +91,7 @@ class CTranslate2Engine:
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Raise a `ValueError` that names one of a form's settings which CTranslate2 cannot follow in this search."""
+    """Raise a `ValueError` for a setting that CTranslate2 cannot follow in this search."""
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     for name, value in asked_of(config).items():
@@ -106,7 +105,7 @@ def check_settings(config: Any, model_config: Any) -> None:
 
 
 def check_compute_type(name: str, device: torch.device) -> None:
-    """Raise a `ValueError` if CTranslate2 does not know a device, or does not compute in a type on it."""
+    """Raise a `ValueError` if CTranslate2 does not know the device, or cannot compute in the type on it."""
     require(device.type in ("cpu", "cuda"), "device", "be cpu or cuda for CTranslate2", repr(str(device)))
     supported = specification.import_ctranslate2().get_supported_compute_types(device.type, device.index or 0)
     must = f"be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {device.type}"
@@ -114,7 +113,7 @@ def check_compute_type(name: str, device: torch.device) -> None:
 
 
 def _searches(model: Seq2SeqModel) -> dict[str, Any]:
-    """Return the model's own settings for each search; without beams, if those cannot have what greedy search can."""
+    """Return the model's settings for each search; without beams if only greedy search can have them."""
     own, searches = model.generation_config, {}
     has_beams = (own.num_beams or 1) > 1
     for name, search in comparison.searches_of(own, BEAMS, early_stopping=True).items():

@@ -1,6 +1,6 @@
-"""A Heed model in CTranslate2's terms: a `TransformerSpec` with copies of the weights.
+"""A Heed model as CTranslate2's `TransformerSpec`, with copies of the weights.
 
-What CTranslate2 cannot express is refused by the name of the config's field; nothing is approximated.
+A `ValueError` names the fields that CTranslate2 cannot express; nothing is approximated.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from heedful.files import import_extra
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 
-# Names of transformers' activations, and what CTranslate2 calls the same function.
+# transformers' names of activations, and CTranslate2's.
 ACTIVATIONS = {
     "relu": "RELU",
     **dict.fromkeys(("gelu", "gelu_python"), "GELU"),
@@ -28,26 +28,23 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-# What CTranslate2 computes; every other value is refused.
+# The values that CTranslate2 computes.
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot", "dot"),
     "activation_function": (*ACTIVATIONS, *GATED_ACTIVATIONS),
     **dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"), (None,)),
 }
-# Rows of the tables in which CTranslate2 looks up positions that Heed computes, but for models of shorter texts.
-TABLE_ROWS = 2048
+TABLE_ROWS = 2048  # of positions that Heed computes and CTranslate2 looks up
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
-
-
 import_ctranslate2 = partial(import_extra, "ctranslate2", "ctranslate2")
 
 
 def positions_of_table(config: HeedConfig) -> int | None:
-    """Return how many positions the written model has, or `None` where they are computed."""
+    """Return the number of positions of the written model, `None` where they are computed."""
     if config.position_encoding in WITHOUT_TABLE:
         return None
     limit = config.max_position_embeddings
-    # Who says less than the default has short texts, and perhaps a small device.
+    # A limit below the default means short texts, perhaps on a small device.
     is_said = config.position_encoding == "learned" or limit < HeedConfig.max_position_embeddings
     return limit if is_said else max(TABLE_ROWS, limit)
 
@@ -55,7 +52,7 @@ def positions_of_table(config: HeedConfig) -> int | None:
 def save_model(
     model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write the files of a model, with its weights in one of CTranslate2's types, into a folder."""
+    """Write a model, with its weights in one of CTranslate2's types, into a folder."""
     specification = make_specification(model)
     source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)
@@ -77,7 +74,7 @@ def save_model(
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
-    """Return a tokenizer's tokens in the order of their ids, each with a token of its own."""
+    """Return a tokenizer's tokens in the order of their ids; a `ValueError` unless each id has its own."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if None in tokens:
         raise ValueError(f"Each id must have a token for CTranslate2, but {tokens.index(None)} has none.")
@@ -107,7 +104,6 @@ def make_specification(model: HeedForConditionalGeneration) -> Any:
 
 
 def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
-    """Return the arguments of CTranslate2's specification of a stack."""
     from ctranslate2.specs.common_spec import Activation
 
     heads, key_value_heads = (getattr(config, f"{stack}_{part}_heads") for part in ("attention", "key_value"))
@@ -131,7 +127,7 @@ def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
 
 
 def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> None:
-    """Set embeddings and final norm of a stack, and in its layers what encoder and decoder have in common."""
+    """Set embeddings, final norm, and what layers of encoder and decoder have in common."""
     embeddings.weight = _copied(ours.embed_tokens.weight)
     theirs.scale_embeddings = config.scale_embedding
     if config.position_encoding not in WITHOUT_TABLE:
@@ -161,12 +157,12 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
 
 
 def _layers_of(stack: Any) -> list[Any]:
-    """Return the layers of a stack, shared ones as often as they are applied: they are written out."""
+    """Return the layers of a stack, shared ones as often as they are applied."""
     return [*stack.layers] * stack.rounds
 
 
 def _position_table(ours: Any, config: HeedConfig) -> Any:
-    """Return `(positions, d_model)` encodings of the first positions."""
+    """Return the `(positions, d_model)` encodings."""
     if config.position_encoding == "learned":
         return _copied(ours.embed_positions.weight)
     rows: Any = positions_of_table(config)
@@ -176,7 +172,7 @@ def _position_table(ours: Any, config: HeedConfig) -> Any:
 
 
 def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tuple[Any, ...], ...]) -> None:
-    """Set an attention, whose projections of the same input are one linear layer."""
+    """Set an attention; projections of the same input are one linear layer."""
     for linear, projections in zip(theirs.linear, (*inputs, (attention.out_proj,)), strict=True):
         _set_joined(linear, *projections)
     _set_norm(theirs.layer_norm, residual.norm)
@@ -198,5 +194,5 @@ def _set_norm(theirs: Any, ours: Any) -> None:
 
 
 def _copied(tensor: torch.Tensor) -> Any:
-    # `optimize` writes into what it is given, and a tensor's `numpy()` is the tensor's own memory.
+    # `optimize` writes into its arrays, and a tensor's `numpy()` shares the tensor's memory.
     return tensor.detach().to("cpu", torch.float32, copy=True).numpy()

@@ -1,7 +1,6 @@
-"""What transformers alone makes of an exported folder; `transformers_export.py` runs this file as a program.
+"""A program that runs an exported folder with transformers alone; `transformers_export.py` starts it.
 
-It reads `asked.pt` in a second folder, and writes `answer.pt` there. No code in the exported folder is trusted, and
-Heedful cannot be imported.
+It reads `asked.pt` in a second folder, and writes `answer.pt` there. Code in the exported folder does not run.
 """
 
 import sys

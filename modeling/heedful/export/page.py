@@ -1,7 +1,4 @@
-"""A model in one HTML file that opens from a disk: int8 weights, a tokenizer, and all that computes in JavaScript.
-
-The page asks the network for nothing. `transformer.js` and `recurrent.js` compute, and `page.html` shows.
-"""
+"""A model in one HTML file, for use without a network: int8 weights, a tokenizer, and JavaScript that computes."""
 
 import base64
 import html
@@ -26,19 +23,18 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.protocols import Seq2SeqModel
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
-LARGEST = 100_000_000  # bytes of int8 weights of all models; browsers open no file of many times as much
+LARGEST = 100_000_000  # bytes of all models' weights; browsers open no much larger file
 WIDEST = 127  # of int8, symmetrical
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
-# The example in a card's code: a string as JSON has it.
+# The example in a card's code, a JSON string.
 EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
-# What the JavaScript computes; every other value is refused.
+# The values that the JavaScript computes.
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot",),
     "position_encoding": ("sinusoidal", "learned"),
     "norm_type": ("layernorm",),
     "activation_function": ("relu", "gelu", "silu", "tanh"),
-    "encoder_neighbourhood": (None,),
-    "decoder_neighbourhood": (None,),
+    **dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"), (None,)),
     "share_layers": (False,),
 }
 
@@ -48,8 +44,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
 
     `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
     byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with
-    `example`, by default that of a model's card, or with nothing. A `ValueError` names the field of a model, a
-    tokenizer or a size that the page cannot hold.
+    `example`, by default that of a model's card. A `ValueError` names what the page cannot hold.
     """
     path = check_writable(path, [".html"])
     packed, cards = [], []
@@ -72,13 +67,13 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
 
 
 def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(rows, columns)` int8 and the `(rows)` scales in float32 by which they are multiplied."""
+    """Return `(rows, columns)` int8 and their `(rows)` scales in float32."""
     scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
     return (matrix / scales[:, None]).round().to(torch.int8), scales
 
 
 def _packed(name: str, card: str, model: Seq2SeqModel, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return all that the page needs of a model, and what its card says of its limits, as JSON can hold it."""
+    """Return a model, its tokenizer and the limits that its card names, as JSON can hold them."""
     config, search, limits = model.config, model.generation_config, LIMITS.search(card)
     tensors, weights = _tensors(model)
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
@@ -98,7 +93,7 @@ def _packed(name: str, card: str, model: Seq2SeqModel, tokenizers: TokenizerPair
 
 
 def _tensors(model: Seq2SeqModel) -> tuple[dict[str, Any], bytes]:
-    """Return where each tensor lies in the bytes: matrices of int8 behind all numbers of float32, shared ones once."""
+    """Return where each tensor lies in the bytes: first all float32 numbers, then int8 matrices, shared ones once."""
     vectors, matrices, places = bytearray(), bytearray(), {}
     tensors: dict[str, Any] = {}
     state = model.float().state_dict()

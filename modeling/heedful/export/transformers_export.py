@@ -1,7 +1,6 @@
 """Heed models as folders of transformers' own classes, which run without our code and without `trust_remote_code`.
 
-Before the folder appears, a process that cannot import Heedful has loaded it, and has given the same ids for
-sentences, the same logits, and the same translations, greedily and with beams.
+Before the folder appears, a process without Heedful compares ids, logits and translations.
 """
 
 import json
@@ -38,10 +37,10 @@ from heedful.training.run import RunResult
 
 TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 5
-SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # what a search changes of a config
+SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # fields that a search changes
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
-LOGITS = 2**25  # of the first sentences so many are compared, which the other process writes to a file
+LOGITS = 2**25  # the most that are compared, which the other process writes to a file
 USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the section of a card that changes
 
 
@@ -74,14 +73,14 @@ def export_transformers(
 
 @contextmanager
 def stock_form(model: str | Path) -> Iterator[Path]:
-    """Yield a folder, as long as the context lasts, with the stock form of a model, checked as for a push of it."""
+    """Yield a temporary folder with the stock form of a model, after the checks of a push."""
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
         yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check before a run what `publish.also` asks for at its end: that there is room, and a stock form."""
+    """Check before a run that `publish.also` has a stock form and room for it."""
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
@@ -101,13 +100,13 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def export_run(result: RunResult) -> Path:
-    """Write the stock form of what a run has published beside it, compared on its validation sentences."""
+    """Write the stock form of a run's published model, compared on validation sentences."""
     sentences = [pair["source"] for pair in sample(result.corpus.validation_pairs, RUN_SENTENCES)]
     return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
 
 
 def _name_as_version_4(folder: Path) -> None:
-    """Write the special tokens of a tokenizer, such as T5's sentinels, under the name that every version reads."""
+    """Write special tokens, such as T5's sentinels, under the name that every version reads."""
     config = read_object(folder / "tokenizer_config.json")
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
@@ -115,7 +114,7 @@ def _name_as_version_4(folder: Path) -> None:
 
 
 def _pad_with_the_last_token(file: Path, last: int) -> None:
-    """Add `<pad>` to a tokenizer as its last token, and give the one that was it another name."""
+    """Add `<pad>` to a tokenizer as its last token, and rename the earlier `<pad>`."""
     state = json.loads(file.read_text(encoding="utf-8"))
     pad = next(token for token in state["added_tokens"] if token["content"] == PAD)
     state["added_tokens"].append(pad | {"id": last})
@@ -130,7 +129,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
-    """Compare the exported folder, in a process without Heedful: what differs, and how far, in how many, logits do."""
+    """Compare the exported folder; return the comparisons, the difference of logits, and in how many sentences."""
     ours, limit = draft.model, getattr(config, "max_position_embeddings", None)  # T5 has none
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
@@ -171,11 +170,11 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
 
 
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what `fresh_process.py` makes of texts and batches with a folder; a `ValueError` says why it fails."""
+    """Return the answer of `fresh_process.py`; a `ValueError` says why it fails."""
     with tempfile.TemporaryDirectory() as work:
         torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
         program = Path(__file__).with_name("fresh_process.py")
-        # -P: what lies beside the program cannot be imported by its bare name.
+        # -P: files of the program's folder cannot be imported by their bare names.
         command = [sys.executable, "-P", str(program), str(folder), work]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode:
@@ -186,7 +185,7 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:
-    """Write the model's own card, or one with little in it, with the code that loads the stock form."""
+    """Write the model's own card, or a short one, with the code that loads the stock form."""
     card = comparison.card_of(source)
     usage = USAGE.search(card)
     example = re.findall(r"^inputs = tokenizer\(.*$", usage[0] if usage else "", re.MULTILINE)

@@ -1,8 +1,4 @@
-"""Heed models as ONNX files.
-
-Before the folder appears, onnxruntime has translated sentences with it, greedily and with beams, to the tokens of
-`generate()`.
-"""
+"""Heed models as ONNX files, compared with `generate()` before their folder appears."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +11,14 @@ from heedful.decoding.engines import pad_sources
 from heedful.export import comparison
 from heedful.export.onnx.onnx_graphs import check_packages, quantize_file, write_onnx
 from heedful.export.onnx.onnx_model import ONNX_FILES, OnnxModel
+from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 Quantization = Literal["float32", "int8"]
 
 TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
 BEAMS = 4
-LOGITS_SENTENCES = 16  # so many have their logits compared, step by step
+LOGITS_SENTENCES = 16  # whose logits are compared, step by step
 
 
 def export_onnx(
@@ -29,10 +26,11 @@ def export_onnx(
 ) -> comparison.Export:
     """Write a saved Heed model as ONNX files, with its configuration and tokenizers, and compare it on sentences.
 
-    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. Other logits in float32
-    are a `ValueError` too, and most tokens being others in int8.
+    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. A `ValueError` says if
+    float32 gives other logits, or int8 mostly other tokens.
     """
-    comparison.check_quantization(quantization, get_args(Quantization))
+    if quantization not in get_args(Quantization):
+        raise wrong("quantization", f"be one of {', '.join(get_args(Quantization))}", repr(quantization))
     check_packages()
     with comparison.begun_export(model, target, sentences, "ONNX") as draft:
         write_onnx(draft.model, draft.folder)
@@ -55,7 +53,7 @@ def export_onnx(
 def greedy_difference(
     model: HeedForConditionalGeneration, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
 ) -> float:
-    """Return the largest difference of a logit of greedy search, in which both models translate the sources alike."""
+    """Return the largest difference of a logit in greedy search, where both models give the same tokens."""
     greedy.update(return_dict_in_generate=True, output_logits=True)
     model.generation_config = exported.generation_config = greedy
     largest = 0.0

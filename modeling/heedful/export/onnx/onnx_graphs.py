@@ -1,8 +1,9 @@
-"""The ONNX files of a Heed model: an encoder, a decoder for the first step, and one for every step after it.
+"""The ONNX files of a Heed model, named as optimum names them, with their inputs and outputs.
 
-Files, inputs and outputs are named as optimum names them.
+There is an encoder, a decoder for the first step, and one for all later steps.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,35 +15,34 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from heedful.export.comparison import plain_config
 from heedful.export.onnx import onnx_model
 from heedful.export.onnx.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
 from heedful.files import first_line, import_extra
 from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
-OPSET = 18  # the oldest set of operators that torch's exporter writes: the most runtimes read it
-LARGEST_FILE = 2**31 - 2**26  # a file of protocol buffers holds 2 GiB at most; larger weights lie in a file beside it
+OPSET = 18  # the oldest that torch's exporter writes: most runtimes read it
+LARGEST_FILE = 2**31 - 2**26  # bytes of weights; protocol buffers hold 2 GiB, so larger weights get their own file
 BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
 def check_packages() -> None:
-    """Raise an `ImportError` that names the extra if a package for ONNX is missing, before anything is loaded."""
+    """Raise an `ImportError` that names the extra if a package for ONNX is missing."""
     for name in ("onnxruntime", "onnx", "onnxscript"):
         import_extra(name, "onnx")
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
-    """Write the ONNX files of a model on the CPU and its configuration into an existing folder, in float32.
+    """Write the ONNX files and the configuration of a model on the CPU into an existing folder, in float32.
 
-    The model is changed: to evaluation mode, float32 and the `eager` attention function.
+    The model changes to evaluation mode, float32 and the `eager` attention function.
     """
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
     first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))
     encoder, config = _Encoder(model).eval(), cast("Any", model.config)
-    # No two sizes are alike and none is 1, so that the trace cannot take one for another.
+    # All sizes differ and none is 1, so that the trace cannot confuse them.
     tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
     source: dict[int, str] = {0: BATCH, 1: SOURCE}
     present = cache_names(config.decoder_layers, "present")
@@ -62,10 +62,12 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
             inputs[name] = (value, {0: BATCH, 2: PAST if ".decoder." in name else SOURCE})
         present = cache_names(config.decoder_layers, "present", has_source=False)
         write_part(folder / DECODER_WITH_PAST_FILE, following, inputs, ["logits", *present])
-    config = plain_config(config)
+    config = copy.deepcopy(config)
     config.dtype = torch.float32
+    for name in ("auto_map", "custom_pipelines"):  # the folder has no code
+        config.__dict__.pop(name, None)
     config.to_json_file(folder / "config.json")
-    # Not `save_pretrained`, which refuses settings that `generate()` only warns of.
+    # `save_pretrained` refuses settings that `generate()` only warns of.
     model.generation_config.to_json_file(folder / "generation_config.json")
 
 
@@ -79,8 +81,6 @@ def check_exportable(model: HeedForConditionalGeneration) -> None:
 
 
 class _Encoder(nn.Module):
-    """What encoder_model.onnx computes."""
-
     def __init__(self, model: HeedForConditionalGeneration):
         super().__init__()
         self.encoder = model.model.encoder
@@ -91,7 +91,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What decoder_model.onnx computes, and decoder_with_past_model.onnx beside keys and values of earlier steps."""
+    """With `has_past`, decoder_with_past_model.onnx, else decoder_model.onnx."""
 
     def __init__(self, model: HeedForConditionalGeneration, has_past: bool):
         super().__init__()
@@ -103,10 +103,10 @@ class _Decoder(nn.Module):
         if self.has_past:
             input_ids, mask, *past = inputs
             onnx_model.fill_cache(cache, past)
-            states = past[2][:, 0]  # with keys and values in the cache, only the shape of the source's states is read
+            states = past[2][:, 0]  # with a filled cache, the decoder reads only the shape of the source's states
         else:
             input_ids, states, mask = inputs
-        # A mask with four dimensions is taken as it is; the one that the model would make is slow in onnxruntime.
+        # The model takes a mask of four dimensions as it is; its own would be slow in onnxruntime.
         added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
         source = {"encoder_hidden_states": states, "encoder_attention_mask": added}
         output = self.decoder(input_ids=input_ids, cache=cache, use_cache=True, **source)
@@ -117,7 +117,7 @@ class _Decoder(nn.Module):
 def write_part(
     path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
 ) -> None:
-    """Trace a part of the model, and write it; each input has an example and the names of the axes that vary."""
+    """Trace a part of the model, and write it; each input has an example and names for its varying axes."""
     import onnx_ir
 
     try:
@@ -129,7 +129,6 @@ def write_part(
         raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
     _remove_notes(program.model)
     weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
-    # As optimum names it.
     onnx_ir.save(program.model, path, external_data=f"{path.name}_data" if weights > LARGEST_FILE else None)
 
 
@@ -140,7 +139,7 @@ def quantize_file(path: Path) -> None:
     plain = path.with_suffix(".float32")
     path.rename(plain)
     with quiet_export():
-        # Unsigned: processors without VNNI overflow in products of unsigned inputs and signed weights.
+        # Unsigned, because without VNNI unsigned inputs times signed weights overflow.
         quantize_dynamic(plain, path, weight_type=QuantType.QUInt8)
     plain.unlink()
     path.with_name(f"{path.name}_data").unlink(missing_ok=True)
@@ -148,7 +147,7 @@ def quantize_file(path: Path) -> None:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Keep from the user what torch's exporter and onnxruntime's quantizer say about their own insides."""
+    """Silence torch's exporter and onnxruntime's quantizer, which speak of their own internals."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -159,7 +158,7 @@ def quiet_export() -> Iterator[None]:
 
 
 def _remove_notes(model: Any) -> None:
-    """Remove the exporter's notes for its own authors: they name files on this machine."""
+    """Remove the exporter's notes, which name files on this machine."""
     nodes, graph = list(model.graph.all_nodes()), model.graph
     for node in nodes:
         node.doc_string = None

@@ -1,10 +1,4 @@
-"""`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes.
-
-An export is compared this way with the model that it was made of, whose weights it does not need:
-
-    model = OnnxModel.from_pretrained("exported")
-    tokens = model.generate(**inputs, num_beams=4)
-"""
+"""`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -34,7 +28,7 @@ ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
 
 
 def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool = True) -> list[str]:
-    """Return the names of the cached keys and values in the order of the exported files, the source's as `encoder`."""
+    """Return the names of the cached keys and values in the order of the files; the source's are `encoder`."""
     parts = product(range(layers), ("decoder", "encoder") if has_source else ("decoder",), ("key", "value"))
     return [f"{prefix}.{layer}.{side}.{part}" for layer, side, part in parts]
 
@@ -46,7 +40,7 @@ def cached_tensors(cache: Any, has_source: bool = True) -> list[torch.Tensor]:
 
 
 def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """Put keys and values, as `cached_tensors` returns them, into an empty cache."""
+    """Put the tensors of `cached_tensors` into an empty cache."""
     for layer, start in enumerate(range(0, len(tensors), 4)):
         cache.self_attention_cache.update(tensors[start], tensors[start + 1], layer)
         cache.cross_attention_cache.update(tensors[start + 2], tensors[start + 3], layer)
@@ -54,10 +48,9 @@ def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class OnnxModel(PreTrainedModel, HeedGenerationMixin):
-    """An exported model, decoded by transformers: `generate()` and `forward()` as the Heed model has them, on the CPU.
+    """An exported model on the CPU, with `generate()` and `forward()` of the Heed model.
 
-    It has no weights, so nothing in it can be trained, resized or saved: onnxruntime's `sessions` for the `ONNX_FILES`
-    hold them.
+    It cannot be trained, resized or saved: onnxruntime's `sessions` for the `ONNX_FILES` hold the weights.
     """
 
     config_class = HeedConfig
@@ -67,12 +60,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         super().__init__(config)
         self.encoder = OnnxEncoder(sessions[0])
         self.first_step, self.next_step = sessions[1:]
-        # Empty: it says that the sessions compute on the CPU, and logits in float32.
+        # Gives the model its device and dtype.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:  # type: ignore[override]
-        """Load a folder that `heedful export onnx` wrote; a missing one of its files is a `FileNotFoundError`."""
+        """Load a folder of `heedful export onnx`; a `FileNotFoundError` names a missing file."""
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
@@ -95,11 +88,10 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Score the next target token at every position: `logits` `(batch, target_length, decoder_vocab_size)`.
+        """Return `logits` `(batch, target_length, decoder_vocab_size)` for the next token at each position.
 
-        Arguments are those of the Heed model. Beside a filled cache, which must be a dynamic one and is extended in
-        place, there is one target token; `use_cache` is not read, for the cache is filled where one is given. What the
-        exported files do not compute is refused with a `ValueError`.
+        The arguments are those of the Heed model. A filled cache must be dynamic and takes one target token; the call
+        extends it. `use_cache` is not read. A `ValueError` refuses what the exported files do not compute.
         """
         _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:
@@ -121,7 +113,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
 
 
 class OnnxEncoder(nn.Module):
-    """The exported encoder, computed by a session of onnxruntime."""
+    """The exported encoder."""
 
     main_input_name = "input_ids"
 
@@ -139,7 +131,7 @@ class OnnxEncoder(nn.Module):
 
 
 def session_of(path: Path) -> Any:
-    """Open a file in onnxruntime, with as many threads within one operator as torch has."""
+    """Open a file in onnxruntime, with torch's number of threads."""
     onnxruntime = import_extra("onnxruntime", "onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -148,14 +140,13 @@ def session_of(path: Path) -> Any:
 
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Run a session, with integers in 64 bits: it takes no others."""
+    """Run a session, which takes integers of 64 bits alone."""
     inputs = {name: value if value.is_floating_point() else value.long() for name, value in inputs.items()}
     outputs = session.run(None, {name: value.contiguous().numpy() for name, value in inputs.items()})
     return list(map(torch.from_numpy, outputs))
 
 
 def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[str, Any]) -> None:
-    """Refuse what would be ignored, and what the exported files do not compute."""
     if cache is not None and cache.is_compileable:
         raise wrong("cache_implementation", f"be dynamic {FOR}", "static")
     if cache is not None and cache.get_seq_length() and tokens.shape[1] != 1:

@@ -1,7 +1,4 @@
-"""The classes of transformers that are Heed models in other words: which options, fields and names each has for ours.
-
-What reads one of them (`model_conversion.py`) and what writes one (`stock_models.py`) know them from here alone.
-"""
+"""The classes of transformers that can become Heed models, and back: their options, fields and names of weights."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,41 +31,41 @@ RENAMINGS = {
 }
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 SIDES = ("encoder", "decoder")
-# Of a Heed model that has a stock form: of any, and where its family says nothing else.
+# What a Heed model with a stock form must have: always, and unless its family says otherwise.
 COMMON: dict[str, Any] = {"share_encoder_decoder_embeddings": True, "position_offset": 0}
 COMMON |= dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"))
 ORIGINAL: dict[str, Any] = {"norm_type": "layernorm", "norm_placement": "post", "embedding_norm": False}
 ORIGINAL |= {"position_encoding": "sinusoidal", "attention_scoring": "scaled_dot", "layer_norm_eps": 1e-5}
 ORIGINAL |= {"tie_output_embeddings": True, "tie_word_embeddings": True}
-FIRST_POSITION = 2  # the row of BART's and mBART's tables where learned positions begin
+FIRST_POSITION = 2  # first row of learned positions in BART's and mBART's tables
 
 Weights = dict[str, torch.Tensor]
-Choices = dict[str, Sequence[Any]]  # fields of a config, with the values that can be expressed
+Choices = dict[str, Sequence[Any]]  # fields of a config, with their possible values
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one of transformers' classes: all that converting one, and writing one, know of it."""
+    """A class of transformers, with what converting it and writing it need."""
 
-    model_class: str  # whose weights are read, and written
-    options: Mapping[str, Any]  # of `HeedConfig`, that make Heed compute what it does
+    model_class: str
+    options: Mapping[str, Any]  # of `HeedConfig`
     fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
 
     def read_choices(self, config: Any) -> Choices:
-        """Return what fields of theirs must be for a Heed model to compute the same."""
+        """Return what their fields must be for a Heed model to compute the same."""
         return {}
 
     def heed_options(self, config: Any) -> dict[str, Any]:
-        """Return the options of `HeedConfig` that make it compute what one of their configs says."""
+        """Return the options of `HeedConfig` that compute what one of their configs says."""
         options = {**self.options, **{ours: getattr(config, theirs) for ours, theirs in self.fields.items()}}
         if config.model_type == "m2m_100":
             options["position_offset"] = config.pad_token_id + 1
-        if hasattr(config, "sinusoid_layout"):  # of a Heed model that became one of these
+        if hasattr(config, "sinusoid_layout"):  # of a converted Heed model
             options["sinusoid_layout"] = config.sinusoid_layout
         return options | {"attention_bias": True}
 
     def heed_weights(self, theirs: PreTrainedModel, config: HeedConfig) -> Weights:
-        """Return their weights under our names; shared ones are the same memory under every name."""
+        """Return their weights under our names; shared weights share their memory."""
         weights = {}
         for name, value in theirs.state_dict().items():
             if name == "final_logits_bias":
@@ -87,7 +84,7 @@ class Family:
     def write_choices(self, config: Any) -> Choices:
         """Return what our fields must be for the class to compute the same."""
         choices = self.fixed_choices(config, ORIGINAL)
-        choices.pop("sinusoid_layout", None)  # of any, the features can be reordered
+        choices.pop("sinusoid_layout", None)  # features can be reordered
         if self.model_class.startswith("M2M100"):
             choices["position_offset"] = (config.pad_token_id + 1,)
         widths = {config.d_model // getattr(config, f"{side}_attention_heads") for side in SIDES}
@@ -97,18 +94,18 @@ class Family:
         return choices
 
     def fixed_choices(self, config: Any, wanted: Mapping[str, Any]) -> Choices:
-        """Return fields with the one value that each can have, and the numbers of key heads, which are the default."""
+        """Return fields with their one value, and the default numbers of key heads."""
         choices: Choices = {name: (value,) for name, value in {**COMMON, **wanted, **self.options}.items()}
         return choices | plain_heads(config)
 
     def stock_options(self, config: HeedConfig) -> dict[str, Any]:
-        """Return the fields of their config that computes the same as one of ours."""
+        """Return the fields of their config that computes the same."""
         options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
-        options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # which some classes have by default
+        options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # some classes have other defaults
         if self.model_class.startswith("Marian"):
             options["decoder_vocab_size"] = config.vocab_size
         if config.position_encoding == "sinusoidal":
-            options["sinusoid_layout"] = config.sinusoid_layout  # for the way back; transformers does not read it
+            options["sinusoid_layout"] = config.sinusoid_layout  # only for the way back
         return options
 
     def stock_weights(self, ours: Any, stock: PreTrainedModel) -> Weights:
@@ -123,7 +120,7 @@ class Family:
         back = {ours: theirs for theirs, ours in RENAMINGS.items()}
         weights = _renamed(weights, back, paper_order(config))
         weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
-        own = stock.state_dict()  # sinusoids are the class's own; biases that the model lacks are zero
+        own = stock.state_dict()  # sinusoids stay; missing biases are zero
         zero = {name: torch.zeros_like(value) for name, value in own.items() if "embed_positions" not in name}
         return {**own, **zero, **weights}
 
@@ -140,24 +137,21 @@ T5_NAMES = {  # of a decoder layer, ours and theirs
     "feed_forward.fc2": "layer.2.DenseReluDense.wo",
 }
 T5_TABLE = "{}.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
-# What theirs call gated-gelu has another activation, gelu_new.
+# Their gated-gelu has another activation, gelu_new.
 T5_GATES = {inner: ours for ours, inner in GATED_ACTIVATIONS.items() if ours != "geglu"}
 
 
 @dataclass(frozen=True)
 class T5Family(Family):
-    """T5 and its kin, which have no biases, and where the output is tied multiply it by 1/√d_model.
-
-    Heed has that factor in the decoder's last norm.
-    """
+    """T5 and its kin have no biases, and multiply a tied output by 1/√d_model, which Heed's last norm holds."""
 
     def read_choices(self, config: Any) -> Choices:
-        """Return as many buckets of distances as ours has, and the gates that it has."""
+        """Return our number of buckets of distances, and our gates."""
         gates = T5_GATES if config.is_gated_act else {config.dense_act_fn: config.dense_act_fn}
         return {"relative_attention_num_buckets": (T5_BUCKETS,), "dense_act_fn": tuple(gates)}
 
     def heed_options(self, config: Any) -> dict[str, Any]:
-        """Return options with one dropout for all, and queries that are not scaled."""
+        """Return options with one dropout for all, and queries without scaling."""
         options = {ours: getattr(config, theirs) for ours, theirs in self.fields.items()}
         options |= {f"decoder_{name}": options[f"encoder_{name}"] for name in ("attention_heads", "ffn_dim")}
         inner, dropout = config.dense_act_fn, config.dropout_rate
@@ -166,7 +160,7 @@ class T5Family(Family):
         return {**self.options, **options, "attention_scoring": "dot", "scale_embedding": False}
 
     def heed_weights(self, theirs: Any, config: HeedConfig) -> Weights:
-        """Return their weights, the biases of all layers side by side, and the output's factor in the last norm."""
+        """Return their weights, the biases of all layers in one matrix, and the output's factor in the last norm."""
         held, names = theirs.state_dict(), self._names(config)
         weights = {names[name]: value for name, value in held.items() if name in names}
         for side in SIDES:
@@ -187,7 +181,7 @@ class T5Family(Family):
         choices["attention_scoring"] = ("dot", "scaled_dot")
         choices |= {"decoder_attention_heads": (heads,), "decoder_ffn_dim": (config.encoder_ffn_dim,)}
         choices["d_v"] = (config.d_k,) if config.d_k is not None else (None, config.d_model // heads)
-        if config.decoder_layers > config.encoder_layers:  # their cache has a layer for each of the encoder's
+        if config.decoder_layers > config.encoder_layers:  # their cache has as many layers as the encoder
             choices["decoder_layers"] = range(1, config.encoder_layers + 1)
         gates = [ours for ours in GATED_ACTIVATIONS if ours not in T5_GATES.values()]
         if config.activation_function in gates or "-" in config.activation_function:
@@ -195,18 +189,18 @@ class T5Family(Family):
         return choices
 
     def stock_options(self, config: Any) -> dict[str, Any]:
-        """Return fields of which each says the same to all versions."""
+        """Return fields that mean the same in all versions."""
         options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
         gate = GATED_ACTIVATIONS.get(config.activation_function)
         options["feed_forward_proj"] = f"gated-{gate}" if gate else config.activation_function
         if gate == "gelu_new":
-            options["feed_forward_proj"] = "gated-gelu"  # which every version reads as that
+            options["feed_forward_proj"] = "gated-gelu"  # means gelu_new in every version
         options["d_kv"] = config.d_k or config.d_model // config.encoder_attention_heads
         options["relative_attention_max_distance"] = config.relative_attention_max_distance or T5_MAX_DISTANCE
-        return options | {"tie_word_embeddings": self._scales_output(config)}  # they read the one from the other
+        return options | {"tie_word_embeddings": self._scales_output(config)}  # they infer scaling from it
 
     def stock_weights(self, ours: Any, stock: Any) -> Weights:
-        """Return weights that hold what ours scales by, and give the stock model an output of its own if ours has."""
+        """Return weights that hold our factors; the stock model gets an output of its own if ours has one."""
         config, held = ours.config, written_out(ours)
         weights = {name: held[own] for name, own in self._names(config).items() if own in held}
         for side in SIDES:
@@ -221,7 +215,6 @@ class T5Family(Family):
         weights |= dict.fromkeys(names, source)
         norm = "decoder.final_layer_norm.weight"
         if self._scales_output(config):
-            # The output is multiplied by 1/√d_model, and by the source's embeddings.
             weights["lm_head.weight"] = source
             weights[norm] = weights[norm] * (1 if config.scale_embedding else math.sqrt(config.d_model))
         else:
@@ -229,12 +222,12 @@ class T5Family(Family):
         return weights
 
     def _scales_output(self, config: Any) -> bool:
-        """Return whether theirs has one matrix for the input and the output; umT5 of older versions has always two."""
+        """Return whether input and output are one matrix; older versions of umT5 always have two."""
         has_two = self.options["relative_bias_in_each_layer"]
         return config.tie_word_embeddings and config.tie_output_embeddings and not has_two
 
     def _names(self, config: Any) -> dict[str, str]:
-        """Return our name of each of their weights, but for the tables of distances and second names of embeddings."""
+        """Return our name of each of their weights, except distances and second names of embeddings."""
         is_gated = config.activation_function in GATED_ACTIVATIONS
         names = {"shared.weight": EMBEDDINGS[0], "lm_head.weight": EMBEDDINGS[2]}
         for side in SIDES:
@@ -267,7 +260,7 @@ FAMILIES = {
     "t5": T5Family("T5ForConditionalGeneration", SHARED, T5_FIELDS),
     "umt5": T5Family("UMT5ForConditionalGeneration", OWN, T5_FIELDS),
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta")  # models of transformers that a Heed model's encoder can be
+ENCODERS = ("bert", "roberta", "xlm-roberta")  # possible encoders of a Heed model
 
 
 def stock_kind(config: HeedConfig) -> str:
@@ -283,12 +276,12 @@ def stock_kind(config: HeedConfig) -> str:
 
 
 def plain_heads(config: Any) -> Choices:
-    """Return what the numbers of key heads must be where queries do not share any."""
+    """Return the numbers of key heads without grouped queries."""
     return {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
 
 
 def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Yield for each field of a config that is none of its choices what it must be; the first if there is no field."""
+    """Yield an error for each field that has none of its choices; a missing field counts as the first."""
     for name, values in choices.items():
         if getattr(config, name, values[0]) not in values:
             shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
@@ -296,7 +289,7 @@ def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[
 
 
 def written_out(ours: Any) -> Weights:
-    """Return a Heed model's weights, those of a shared layer under the name of each of its uses."""
+    """Return a Heed model's weights, those of a shared layer once for each use."""
     weights = {}
     for name, value in ours.state_dict().items():
         stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
@@ -306,7 +299,7 @@ def written_out(ours: Any) -> Weights:
 
 
 def paper_order(config: HeedConfig) -> torch.Tensor | None:
-    """Return which of our features of d_model each of theirs is, `(d_model,)`; None where both stand alike."""
+    """Return which of our features each of theirs is, `(d_model,)`; None if the order is the same."""
     if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
         return None
     features = torch.arange(config.d_model)
@@ -316,7 +309,7 @@ def paper_order(config: HeedConfig) -> torch.Tensor | None:
 def exact_sinusoids(
     name: str, table: torch.Tensor, config: HeedConfig, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return the sinusoids that a table holds rounded to a dtype; a `ValueError` names it if they are none."""
+    """Return the exact sinusoids of a table that holds them rounded to a dtype; else a `ValueError` names it."""
     layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
     expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
     if layout == "tensor2tensor" and not table[config.pad_token_id].any():
@@ -328,11 +321,7 @@ def exact_sinusoids(
 
 
 def _renamed(weights: Weights, renamings: Mapping[str, str], order: torch.Tensor | None) -> Weights:
-    """Return weights under other names, and their features of d_model in another order, if there is one.
-
-    The outputs of what writes features are reordered, and the inputs of what reads them; biases of inner features and
-    of tokens stay.
-    """
+    """Return weights under other names; `order`, if any, reorders what writes and reads features of d_model."""
     found = {}
     for name, value in weights.items():
         module, kind = f".{name}".split(".")[-2:]

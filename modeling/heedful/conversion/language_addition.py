@@ -1,10 +1,9 @@
-"""A target language more for a model of several: a tag for it, and pieces for the words that are cut badly today.
+"""Add a target language to a model of several: a tag, and pieces for words that the tokenizer cuts badly.
 
-What the model does today it does afterwards. A new piece occurs in no text of the old languages: their ids stay. Its
-row is the mean of the rows of the pieces that it is made of, and so is its bias; the tag's row is a copy of a
-relative's. A mean is at most the largest of its parts, so before training no new token is likelier than every old one,
-and greedy output stays. Probabilities become smaller, because the softmax has more terms; how much differs from state
-to state, so that beam search may put what it finds in another order.
+No text of the old languages contains a new piece, so its ids stay. A piece's row and bias are the means over its old
+pieces; the tag's row is a copy of a relative's. A mean is at most its largest part, so before training no new token
+beats every old one, and greedy output stays. Probabilities fall, because the softmax has more terms, by a factor that
+depends on the state, so beam search may order its outputs differently.
 """
 
 import copy
@@ -37,22 +36,22 @@ from heedful.messages_heed import wrong
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import recipe_of
 
-COMPARED = 100  # texts of the old languages that are translated before and after
+COMPARED = 100  # texts of the old languages, translated before and after
 MOST_TOKENS = 100  # of a greedy output
-TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32: matrices of other sizes round differently
+TOLERANCE = 1e-5  # of a logit in float32: matrices of other sizes round differently
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 @dataclass(frozen=True)
 class NewLanguage:
-    """A language that a model is to translate into, and what its pieces are learned from."""
+    """A language to add, and the texts from which its pieces are learned."""
 
-    name: str  # as `--to` names it, or of NLLB the token itself, such as jej_Hang
+    name: str  # as `--to` names it, or NLLB's token, such as jej_Hang
     pairs: str  # with texts of the language, as `read_pairs` takes them
     column: str = "target"  # of the texts
-    like: str | None = None  # a language that the model knows; by default the first one, of a checkpoint its own
-    pieces: int = 500  # the most that are learned
-    old: Sequence[str] = ()  # with texts of the old languages, beside the model's own training data
+    like: str | None = None  # a known language; by default the first one, of a checkpoint its own
+    pieces: int = 500  # the most to learn
+    old: Sequence[str] = ()  # files of the old languages, in addition to the model's training data
 
     def __post_init__(self) -> None:
         check_at_least(0, pieces=self.pieces)
@@ -63,8 +62,8 @@ class NewLanguage:
 class Piece(NamedTuple):
     """A new piece of a vocabulary."""
 
-    halves: tuple[str, str]  # which may be new themselves
-    parts: list[str]  # the old pieces that it is made of
+    halves: tuple[str, str]  # may be new
+    parts: list[str]  # old pieces
     score: float  # of Unigram
 
 
@@ -74,8 +73,8 @@ class _Begun(NamedTuple):
     model: Any
     dtype: torch.dtype  # of the saved weights
     pair: TokenizerPair
-    token: str  # that is new and names the language
-    relative: str  # the token of the language whose row the new one gets
+    token: str  # the new tag
+    relative: str  # the tag whose row it gets
     conversion: Conversion | None  # of a checkpoint
 
 
@@ -85,7 +84,7 @@ def add_language(
     """Write a folder with a model that knows one target language more; before training, greedy outputs stay.
 
     `source` is a Heed model of several target languages, or an NLLB checkpoint, which is converted first for the
-    direction from `source_language` into the relative; the rest, and the errors, are those of `convert`.
+    direction from `source_language` into the relative. The rest, and the errors, are those of `convert`.
     """
     check_is_new(Path(target))
     texts = [text for pair in read_pairs(new.pairs, new.column, new.column) if (text := trimmed(pair["target"]))]
@@ -127,10 +126,10 @@ def add_language(
 def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) -> dict[str, Piece]:
     """Continue BPE on counted words as a tokenizer cuts them: the commonest two neighbours become a piece, in order.
 
-    Sennrich et al., 2016, "Neural Machine Translation of Rare Words with Subword Units". Of equally frequent
-    neighbours the first by their strings are taken, and none that come once. What occurs in the text `old` is no
-    piece, nor what repeats one piece alone: its row would be that one's. A piece of Unigram has as its score the
-    logarithm of its share in the tokens, and must have more than its parts together, so that it is chosen.
+    Sennrich et al., 2016, "Neural Machine Translation of Rare Words with Subword Units". Ties go by the strings; pairs
+    that come once are left out. A piece must not occur in the text `old`, and must not repeat one piece, whose row it
+    would get. A piece of Unigram scores the logarithm of its share in the tokens, and must have more than its parts
+    together: only then Unigram chooses it.
     """
     state = json.loads(backend.to_str())["model"]
     scores = dict(state["vocab"]) if state["type"] == "Unigram" else None
@@ -171,7 +170,7 @@ def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) ->
 
 
 def _mergeable(backend: Any, vocabulary: Mapping[str, int], word: str) -> Iterator[list[str]]:
-    """Yield the runs of pieces of a word that are its text, without bytes and unknown ones between them."""
+    """Yield a word's runs of pieces that are its text, without bytes and unknown pieces."""
     run: list[str] = []
     for token in backend.model.tokenize(word):
         if token.value in word and vocabulary.get(token.value) == token.id:
@@ -193,7 +192,7 @@ def _merged(cut: list[str], two: tuple[str, str]) -> list[str]:
 
 
 def _words(backend: Any, text: str) -> list[str]:
-    """Return the parts of a text that pieces lie in, as the pieces are spelled."""
+    """Return the parts of a text that may hold pieces, as the pieces are spelled."""
     text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
     parts = [(text, ())] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(text)
     return [word for word, _ in parts]
@@ -240,7 +239,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
 
 
 def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
-    """Raise a `ValueError` for a vocabulary that takes no new pieces, or no tag either."""
+    """Raise a `ValueError` for a vocabulary that takes no new pieces, or no tag."""
     model, kind = state["model"], state["model"]["type"]
     if kind == "BPE":
         kind += " without merges" * (not model["merges"])
@@ -251,7 +250,7 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
 
 
 def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of files, and those in the model's folder that its recipe names."""
+    """Yield the texts of files, and of the data that the model's recipe names."""
     for place in old:
         with reading("old"):
             yield from texts_of(place)
@@ -268,13 +267,13 @@ def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
 
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Return the words of old texts, and the first texts, without those that have too many tokens for the model."""
+    """Return the words of old texts, and the first texts that fit the model."""
     backend, limit = begun.pair.source.backend_tokenizer, position_limit(begun.model.config) or math.inf
     words: set[str] = set()
     compared: dict[str, None] = {}
     for text in texts:
         short = trimmed(text)
-        words.update(*(_words(backend, each) for each in {text, short}))  # sources are trimmed, targets are not
+        words.update(*(_words(backend, each) for each in {text, short}))  # only sources are trimmed
         if short and len(compared) < COMPARED and len(begun.pair.source(short)["input_ids"]) < limit:
             compared[short] = None
     if not compared:
@@ -283,18 +282,18 @@ def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]
 
 
 def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -> int:
-    """Give the saved tokenizers the token and the pieces, and return the id of the token, which the pieces follow."""
+    """Add the tag and then the pieces to the saved tokenizers, and return the tag's id."""
     first = 0
     for place in (folder,) if begun.pair.is_joint else (folder, folder / TARGET_FOLDER):
         state = read_object(place / "tokenizer.json")
         model, added, cut = state["model"], state["added_tokens"], state["pre_tokenizer"]
-        # Tokens behind the vocabulary become part of it: the ids behind them are the next ones.
+        # Added tokens become part of the vocabulary, so that the next ids follow them.
         if model["type"] == "Unigram":
             special = [each["content"] for each in added if each["id"] >= len(model["vocab"])] + [begun.token]
             model["vocab"] += [[token, 0.0] for token in special]
             first = len(model["vocab"]) - 1
             model["vocab"] += [[piece, each.score] for piece, each in pieces.items()]
-            if cut is None or cut["type"] != "ByteLevel":  # which cuts the text of a token apart by itself
+            if cut is None or cut["type"] != "ByteLevel":  # which itself cuts a token's text apart
                 state["pre_tokenizer"] = without_special_pieces(cut, special)
         else:
             model["vocab"] |= {each["content"]: each["id"] for each in added}
@@ -302,7 +301,7 @@ def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -
             model["vocab"] |= {token: id_ for id_, token in enumerate([begun.token, *pieces], start=first)}
             model.get("merges", []).extend(list(each.halves) for each in pieces.values())
         added.append({"id": first, "content": begun.token, **SPECIAL})
-        if begun.conversion is not None and place != folder:  # the target's language is before every target
+        if begun.conversion is not None and place != folder:  # each target begins with its language
             written = json.dumps(state["post_processor"]).replace(json.dumps(begun.relative), json.dumps(begun.token))
             state["post_processor"] = json.loads(written)
             state["post_processor"]["special_tokens"][begun.token]["ids"] = [first]
@@ -313,13 +312,13 @@ def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -
 
 @torch.no_grad()
 def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piece]) -> Any:
-    """Return a copy of the model with rows for the token and the pieces; the others are as they were."""
+    """Return a copy of the model with additional rows for the tag and the pieces."""
     larger, ids = copy.deepcopy(begun.model), begun.pair.source.get_vocab()
     larger.resize_token_embeddings(size, mean_resizing=False)
     rows = [[ids[begun.relative]], *([ids[part] for part in each.parts] for each in pieces.values())]
     weights = larger.state_dict()
     for name, old in begun.model.state_dict().items():
-        if weights[name].shape != old.shape:  # one matrix twice gets the same rows again
+        if weights[name].shape != old.shape:
             for id_, row in enumerate(rows, start=first):
                 weights[name][id_] = old[row].mean(0).to(begun.dtype)
         assert torch.equal(weights[name][: len(old)], old), name
@@ -327,7 +326,7 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
 
 
 def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Sequence[Any], settings: Any) -> list[Any]:
-    """Return the tokens of texts, into some languages in turn, by other settings, and without sampling."""
+    """Return the tokens of texts, into some languages in turn, by other settings, without sampling."""
     own, found = model.generation_config, list[Any](texts)
     model.generation_config = copy.deepcopy(settings)
     model.generation_config.do_sample = False
@@ -340,13 +339,13 @@ def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Seque
 
 
 def _compare(begun: _Begun, larger: Any, grown: TokenizerPair, texts: list[str], first: int) -> tuple[float, int]:
-    """Return the largest difference of a logit, and how many outputs by own settings are alike; greedy ones must."""
+    """Return the largest difference of a logit and the number of equal outputs; greedy ones must be equal."""
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
         raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
     own, languages = begun.model.generation_config, begun.pair.languages or (None,)
-    # What forbids tokens may leave a new one as the best.
+    # Without settings that forbid tokens: a new one might become the best.
     plain = GenerationConfig(**{name: getattr(own, name) for name in names}, max_new_tokens=MOST_TOKENS)
     models = (begun.model, begun.pair), (larger, grown)
     greedy, by_own = ([_outputs(*each, texts, languages, search) for each in models] for search in (plain, own))

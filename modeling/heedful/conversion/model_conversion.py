@@ -1,7 +1,6 @@
-"""Saved models of transformers' own classes as Heed models: the same logits, the same tokens.
+"""Saved models of transformers' own classes as Heed models with the same logits and tokens.
 
-Nothing is approximated. What Heed cannot express is refused by name, and before a folder is written, both models are
-compared on random sentences.
+Nothing is approximated: an error names what Heed cannot express, and random sentences compare both models.
 """
 
 import re
@@ -38,16 +37,16 @@ TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relati
 
 @dataclass(frozen=True)
 class Conversion:
-    """What became of a converted model."""
+    """The facts of a converted model."""
 
-    source: str  # folder or Hub id of the model that was converted
+    source: str  # folder or Hub id
     folder: Path  # of the Heed model
-    model_type: str  # what it was, such as "marian"
+    model_type: str  # of the source, such as "marian"
     parameters: int  # shared ones counted once
     difference: float  # the largest of a logit, in float32; relative where logits are above 1
-    languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
-    notes: tuple[str, ...] = ()  # what a user should know, a sentence each
-    added: str | None = None  # a target language that the model has learned to name
+    languages: tuple[str, ...] = ()  # source and target, if the tokenizer names them
+    notes: tuple[str, ...] = ()  # for users, a sentence each
+    added: str | None = None  # a new target language
 
 
 def convert(
@@ -56,15 +55,15 @@ def convert(
     """Turn a saved model of one of the `FAMILIES` into a Heed folder, with tokenizers and card.
 
     Args:
-        source: A folder, or the name of a repository on the Hub, which is downloaded.
+        source: A folder, or an id on the Hub, which is downloaded.
         target: The folder to write; it must not exist, and appears whole or not at all.
-        source_language: The source's language, for tokenizers that write one into each sentence (mBART, M2M100,
-            NLLB), by its name there, such as "eng_Latn"; None takes the tokenizer's own.
+        source_language: For tokenizers that write the language into each sentence (mBART, M2M100, NLLB), the source's
+            name there, such as "eng_Latn"; None takes the tokenizer's own.
         target_language: The language to translate into, likewise.
 
     Raises:
-        ValueError: If `target` exists, or the model, its weights or its tokenizer cannot be expressed; the message
-            names the fields and their values.
+        ValueError: If `target` exists, or Heed cannot express the model, its weights or its tokenizer; the message
+            names the fields.
         OSError: If `source` cannot be read, or `target` cannot be written.
         ImportError: If the tokenizer needs sentencepiece, which is not installed.
     """
@@ -73,10 +72,10 @@ def convert(
     theirs, dtype = _load(str(source))
     ours = convert_model(theirs)
     difference = largest_difference(theirs, ours)
-    if not difference <= TOLERANCE:  # so that not-a-number is refused too
+    if not difference <= TOLERANCE:  # not-a-number too
         raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
     config, settings = theirs.config, theirs.generation_config.to_dict()
-    del theirs  # the largest checkpoints fit into memory twice, but not three times
+    del theirs  # memory holds the largest checkpoints twice, not three times
     with tokenizing("be converted"):
         converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
     ours.generation_config = _generation_config(settings | converted.settings, ours.config)
@@ -107,7 +106,7 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
-    """Return a Heed model with the weights of one of the `FAMILIES`, copied; a `ValueError` names what prevents it."""
+    """Return a Heed model with copied weights of one of the `FAMILIES`; a `ValueError` names what prevents it."""
     config = convert_config(theirs.config)
     weights = FAMILIES[theirs.config.model_type].heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
@@ -116,7 +115,7 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     one_source, one_output = source.data_ptr() == target.data_ptr(), target.data_ptr() == output.data_ptr()
     options |= {"share_encoder_decoder_embeddings": one_source, "tie_output_embeddings": one_output}
     options |= {"tie_word_embeddings": one_source or one_output, "output_bias": "lm_head.bias" in weights}
-    # On no device: initial weights, which are replaced, need not be drawn.
+    # On no device, where no initial weights are drawn.
     with torch.device("meta"):
         ours = HeedForConditionalGeneration(HeedConfig(**options))
     ours.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
@@ -128,9 +127,9 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
 def largest_difference(
     theirs: PreTrainedModel, ours: HeedForConditionalGeneration, tokens: int | None = None
 ) -> float:
-    """Return the largest difference of a logit over random sentences, padded; relative where logits are above 1.
+    """Return the largest difference of a logit over random padded sentences; relative where logits are above 1.
 
-    With `tokens`, only so many of the vocabulary, the first, are drawn and compared.
+    `tokens` limits the vocabulary to its first tokens.
     """
     config: Any = ours.config
     length, pad = config.max_position_embeddings, config.pad_token_id
@@ -144,13 +143,13 @@ def largest_difference(
 
 
 def random_ids(tokens: int, length: int, pad: int, generator: torch.Generator) -> torch.Tensor:
-    """Return three sentences of so many kinds of tokens, `(3, length)`."""
+    """Return three sentences of random tokens without padding, `(3, length)`."""
     allowed = torch.arange(tokens)[torch.arange(tokens) != pad]
     return allowed[torch.randint(len(allowed), (3, length), generator=generator)]
 
 
 def random_sources(tokens: int, length: int, pad: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return such sentences, of which each is three tokens shorter than the one before, with their mask."""
+    """Return random sentences with their mask, each three tokens shorter than the one before."""
     ids = random_ids(tokens, length, pad, generator)
     mask = torch.arange(length) < length - 3 * torch.arange(len(ids))[:, None]
     return {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
@@ -162,12 +161,11 @@ def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def _check_expressible(config: PreTrainedConfig) -> None:
-    """Raise one error that names all fields which prevent a conversion."""
     if config.model_type not in FAMILIES:
         hint = "`--decoder-layers` gives such an encoder a decoder" * (config.model_type in ENCODERS)
         raise wrong("model_type", f"be one of {', '.join(FAMILIES)}", config.model_type, advice=hint)
     family = FAMILIES[config.model_type]
-    others = set(config.architectures or ()) - {family.model_class}  # a config that was made names no class
+    others = set(config.architectures or ()) - {family.model_class}
     faults = [str(wrong("architectures", f"be {family.model_class}", name)) for name in sorted(others)]
     choices = {"is_encoder_decoder": (True,), "is_decoder": (False,), **family.read_choices(config)}
     faults += field_faults(config, choices)
@@ -180,7 +178,7 @@ def _check_expressible(config: PreTrainedConfig) -> None:
 
 
 def read_config(source: str) -> Any:
-    """Read a checkpoint's config; code in its folder is never run, for the classes are transformers' own."""
+    """Read a checkpoint's config, without code from its folder."""
     if Path(source).is_dir():
         check_files(Path(source))
     with reading(source):
@@ -188,7 +186,7 @@ def read_config(source: str) -> Any:
 
 
 def load_checkpoint(source: str, kind: Any, config: Any, read: str = "", **options: Any) -> PreTrainedModel:
-    """Load a checkpoint as `load_weights` does, if it is no smaller than its config says."""
+    """Load a checkpoint as `load_weights` does, unless it is smaller than its config says."""
     with reading(source):
         with torch.device("meta"), init.no_init_weights():
             shape = kind.from_config(config)
@@ -201,7 +199,7 @@ def load_checkpoint(source: str, kind: Any, config: Any, read: str = "", **optio
 
 
 def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
-    """Load a checkpoint in float32, and return it with the dtype in which its weights were saved."""
+    """Return a checkpoint in float32, and the dtype of its saved weights."""
     config = read_config(source)
     _check_expressible(config)
     # Under sdpa the decoder of umT5 looks ahead in transformers 5.17.
@@ -211,13 +209,13 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
     model = model.float().eval()
     if ours.position_encoding == "sinusoidal" and dtype != torch.float32:
         for name, table in chain(model.named_parameters(), model.named_buffers()):
-            if "embed_positions" in name:  # rounded to the dtype, as ours will be
+            if "embed_positions" in name:  # undo rounding; ours will be rounded too
                 table.data.copy_(exact_sinusoids(name, table, ours, dtype))
     return model, dtype
 
 
 def _generation_config(settings: dict[str, Any], config: HeedConfig) -> GenerationConfig:
-    """Return a generation config, with a length if the settings have none: transformers' default is 20 tokens."""
+    """Return a generation config with a length, because transformers' default is 20 tokens."""
     defaults = {name: getattr(config, name) for name in SPECIAL_IDS}
     if settings.get("max_new_tokens") is None:
         defaults["max_length"] = config.max_position_embeddings
@@ -226,7 +224,7 @@ def _generation_config(settings: dict[str, Any], config: HeedConfig) -> Generati
 
 
 def write_card(folder: Path, conversion: Conversion) -> None:
-    """Write README.md with the license and languages of the source's own card, `unknown` and `und` if it has none."""
+    """Write README.md with license and languages of the source's card, else `unknown` and `und`."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     languages = list(dict.fromkeys(filter(None, map(code_of, conversion.languages))))
     languages = languages or _identifiers(theirs.get("language")) or [UNDETERMINED]
@@ -239,22 +237,22 @@ def write_card(folder: Path, conversion: Conversion) -> None:
 
 
 def _identifiers(value: Any) -> list[str]:
-    """Return those of a value in a card of others, or of a list, that are identifiers as the Hub's are, or links."""
+    """Return those values of a foreign card's field that are identifiers of the Hub, or links."""
     values = value if isinstance(value, list) else [value]
     return [each for each in values if isinstance(each, str) and IDENTIFIER.fullmatch(each)]
 
 
 def _metadata_of(source: str) -> dict[str, Any]:
-    """Read the metadata of the source's own card, empty where it has none."""
+    """Read the metadata of the source's own card, empty if it has none."""
     try:
         path = cached_file(source, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
-    except Exception:  # whatever the Hub, YAML or huggingface_hub raise: the card is missing or broken
+    except Exception:  # of the Hub, YAML or huggingface_hub: the card is missing or broken
         return {}
 
 
 def _base_model(source: str) -> str | None:
-    """Return the source's id on the Hub; for a folder, the id that its config remembers, if any."""
+    """Return the source's id on the Hub; for a folder, the id in its config, if any."""
     if not Path(source).is_dir():
         return source
     remembered = read_object(Path(source) / "config.json").get("_name_or_path") or ""

@@ -1,8 +1,7 @@
-"""Heed models as models of transformers' own classes, which every engine knows: the way back of `model_conversion.py`.
+"""Heed models as models of transformers' own classes, which every engine knows.
 
-A Heed model of the paper's shape is a Marian whose features stand in another order: the paper puts the sine and the
-cosine of a wavelength side by side, Marian all sines before all cosines. Residual connections, norms and products of
-matrices compute the same whatever the order of the features, so the weights are put into Marian's.
+The paper puts sine and cosine of a wavelength side by side, Marian all sines before all cosines. The order of
+features changes no result, so a Heed model of the paper's shape becomes a Marian with reordered weights.
 """
 
 import copy
@@ -26,7 +25,7 @@ POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def stock_config(config: HeedConfig) -> PreTrainedConfig:
-    """Return the config of the stock model that computes the same; a `ValueError` names what none of them can have."""
+    """Return the config of the stock model that computes the same; a `ValueError` names what none can have."""
     kind = stock_kind(config)
     family = FAMILIES[kind]
     if faults := list(field_faults(config, family.write_choices(config))):
@@ -34,14 +33,14 @@ def stock_config(config: HeedConfig) -> PreTrainedConfig:
         raise ValueError(f"The model has no stock form, {nearest}: {' '.join(faults)}")
     options = family.stock_options(config)
     options |= {name: getattr(config, name) for name in ("bos_token_id", "vocab_size")}
-    # Some classes would end each translation that is cut off with a token of their own.
+    # Some classes would force a last token onto an output that is cut off.
     return AutoConfig.for_model(kind, **options, forced_eos_token_id=None, forced_bos_token_id=None)
 
 
 def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
-    """Return the stock model with the weights of a Heed model, copied, in evaluation mode; it raises as above."""
+    """Return the stock model with copied weights, in evaluation mode; it raises as `stock_config`."""
     config = stock_config(ours.config)
-    if ours.config.position_encoding == "sinusoidal":  # theirs are a table, which must be long enough
+    if ours.config.position_encoding == "sinusoidal":  # their table must be long enough
         config.max_position_embeddings = max(config.max_position_embeddings, ours.generation_config.max_length or 0)
     family = FAMILIES[config.model_type]
     theirs: Any = getattr(transformers, family.model_class)(config)
@@ -51,11 +50,11 @@ def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
 
 @torch.no_grad()
 def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
-    """Return a Marian whose decoder starts with padding, the last token, of which the vector is zero.
+    """Return a Marian whose decoder starts with padding, its last token, with a vector of zeros.
 
-    Marian's own models do so, and CTranslate2's converter of them takes it for granted. What a Heed decoder starts
-    with is added to the first row of the decoder's table of positions, which a stock Marian reads from the file if it
-    is there. An engine that computes its positions cannot run such a model. For another class it is a `ValueError`.
+    Marian's own models do so, and CTranslate2's converter relies on it. The first row of the decoder's table of
+    positions, which transformers reads from the file, gets the vector of Heed's start token. An engine that computes
+    its positions cannot run such a model. Another class is a `ValueError`.
     """
     config: Any = copy.deepcopy(stock.config)
     if config.model_type != "marian":
@@ -80,12 +79,12 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
 def save(stock: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Save a stock model, with what its class leaves out: a table of positions, or that T5's output is untied.
 
-    It is in float32, and so is what another dtype would round: sinusoids, and what holds a factor of ours.
+    What the dtype would round stays in float32: sinusoids, and weights that hold our factors.
     """
     stock.save_pretrained(folder)
     config, weights = read_object(folder / CONFIG_NAME), load_file(folder / SAFE_WEIGHTS_NAME)
     if isinstance(FAMILIES[stock.config.model_type], T5Family):
-        # transformers says that each T5 is tied, and looks into the file; before version 5 it believed the config.
+        # transformers calls each T5 tied, and looks into the file; before version 5 it believed the config.
         config["tie_word_embeddings"] = stock.lm_head.weight is stock.shared.weight
     elif stock.config.decoder_start_token_id == stock.config.pad_token_id:
         weights[POSITIONS] = stock.state_dict()[POSITIONS]

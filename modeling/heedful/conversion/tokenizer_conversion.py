@@ -1,12 +1,11 @@
-"""The tokenizers of a converted model: the same ids for the same text, as `TokenizerPair` wants them.
+"""The tokenizers of a converted model: the same ids for the same text, as a `TokenizerPair`.
 
-Tokenizers of the `tokenizers` library (BART, mBART, NLLB, T5) become plain `PreTrainedTokenizerFast` files. Where none
-gives the exact ids (sentencepiece's of Marian and M2M100, ByT5's), the tokenizer stays what it is.
+Tokenizers of the `tokenizers` library (BART, mBART, NLLB, T5) become plain `PreTrainedTokenizerFast` files. Others
+(sentencepiece's of Marian and M2M100, ByT5's) stay what they are.
 
-Four things are Heed's own. The token with which the decoder starts is called `bos_token`. A row of the embeddings
-without a token gets one that no text can hold, because model and tokenizer must have one size. What looks like a
-special token inside a sentence is text, except for gaps to be filled (T5's `<extra_id_0>`). MADLAD's `<2xx>`, words of
-a sentence, become tags of a `TokenizerPair`.
+Four things are Heed's own. The decoder's start token is called `bos_token`. Each row of the embeddings without a token
+gets one that no text can hold, because model and tokenizer must have one size. Special tokens inside a sentence are
+text, except gaps (T5's `<extra_id_0>`). MADLAD's words `<2xx>` become tags of a `TokenizerPair`.
 """
 
 import json
@@ -25,9 +24,9 @@ from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, encode_texts, options_inside, tokenizing
 from heedful.messages_heed import wrong
 
-# These name the target language by the decoder's start token; the others by the first token after it.
+# They name the target language by the decoder's start token, others by the first token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
-TEXTS = (  # to compare, together with random ones made of the vocabulary itself
+TEXTS = (  # to compare, with random ones of the vocabulary
     "",
     "Good morning!",
     "The committee agreed that prices would rise by 4.5 % (or €12.80) a year.",
@@ -42,18 +41,18 @@ RANDOM_TEXTS = 200
 
 
 class ConvertedTokenizers(NamedTuple):
-    """What became of a checkpoint's tokenizer."""
+    """The tokenizers of a converted checkpoint."""
 
-    pair: TokenizerPair | None  # None where the source has none
-    settings: dict[str, Any]  # what the generation config must say
-    notes: tuple[str, ...]  # what a user should know, a sentence each
-    languages: tuple[str, ...] = ()  # source and target, as the tokenizer names them; empty where it names none
+    pair: TokenizerPair | None
+    settings: dict[str, Any]  # of the generation config
+    notes: tuple[str, ...]  # for users, a sentence each
+    languages: tuple[str, ...] = ()  # source and target, if the tokenizer names them
 
 
 def convert_tokenizers(
     source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
-    """Return the tokenizers of a checkpoint; the config gets their special ids, and a start that a language sets."""
+    """Return a checkpoint's tokenizers; the config gets their special ids, and a language's start token."""
     tokenizer = load_tokenizer(source)
     if tokenizer is None:
         if source_language or target_language:
@@ -80,7 +79,7 @@ def convert_tokenizers(
 
 
 def load_tokenizer(source: str) -> Any:
-    """Load the tokenizer of a checkpoint, whose code never runs, or return None where there is none."""
+    """Load a checkpoint's tokenizer without running its code, or return None if it has none."""
     if Path(source).is_dir() and not has_tokenizer(source):
         return None
     try:
@@ -94,7 +93,7 @@ def load_tokenizer(source: str) -> Any:
 def _choose_languages(
     tokenizer: Any, config: HeedConfig, source_language: str | None, target_language: str | None
 ) -> dict[str, Any]:
-    """Set a tokenizer's languages; return what the generation config must say about the target language."""
+    """Set a tokenizer's languages; return the settings of the target language."""
     chosen = {"source_language": source_language, "target_language": target_language}
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
@@ -124,7 +123,7 @@ def _choose_languages(
 
 
 def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair | None:
-    """Return plain fast tokenizers that give the same ids, or None where they do not."""
+    """Return plain fast tokenizers, or None if their ids differ."""
     tags = _language_tags(tokenizer)
     source = target = plain_fast(tokenizer, config.vocab_size, bos, tags)
     if getattr(tokenizer, "src_lang", None) is not None:
@@ -139,7 +138,7 @@ def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
 
 
 def _language_tags(tokenizer: Any) -> list[str]:
-    """Return the tokens `<2xx>` before a sentence that say into which language, if a tokenizer reads them so."""
+    """Return the tokens `<2xx>` that name a target language before a sentence, if the tokenizer reads them so."""
     tags = [token for token in tokenizer.added_tokens_encoder if LANGUAGE_TAG.fullmatch(token)]
     rest = tokenizer("a")["input_ids"]
     starts = [tokenizer(f"{tag} a")["input_ids"] == [tokenizer.added_tokens_encoder[tag], *rest] for tag in tags]
@@ -147,7 +146,7 @@ def _language_tags(tokenizer: Any) -> list[str]:
 
 
 def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] = ()) -> Any:
-    """Return a tokenizer of so many tokens that needs no class of its own, with a `bos_token` and language tags."""
+    """Return a tokenizer of `size` tokens without a class of its own, with a `bos_token` and language tags."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     for token in state["added_tokens"]:
@@ -172,7 +171,7 @@ def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] =
 
 
 def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
-    """Return a pre-tokenizer that cuts special tokens in a text apart: Unigram has them among its pieces."""
+    """Return a pre-tokenizer that cuts special tokens of a text apart: Unigram has them as pieces."""
     cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
     cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}
     steps = [pre_tokenizer] if pre_tokenizer else []
@@ -180,13 +179,13 @@ def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[st
 
 
 def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair:
-    """Return tokenizers of the same class, with the additions that Heedful needs."""
-    # M2M100's class numbers its languages after the vocabulary, but need not count them among its tokens.
+    """Return tokenizers of the same class, with Heedful's additions."""
+    # M2M100's class may not count its languages among its tokens.
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
     _add_special(tokenizer, [token for token in languages if token not in tokenizer.added_tokens_encoder])
     if not getattr(tokenizer, "separate_vocabs", False):
         return TokenizerPair(*[_adapted(tokenizer, config.vocab_size, bos)] * 2)
-    # Marian's class reads both sides; of two vocabularies each gets a tokenizer that knows it alone.
+    # Each of Marian's two vocabularies gets a tokenizer.
     source_pieces, target_pieces = tokenizer.spm_files
     source = _one_sided(tokenizer, tokenizer.encoder, source_pieces)
     target = _one_sided(tokenizer, tokenizer.target_encoder, target_pieces)
@@ -194,7 +193,6 @@ def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
 
 
 def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
-    """Return a tokenizer of the same class that knows one vocabulary."""
     with tempfile.TemporaryDirectory() as work:
         path = Path(work) / "vocab.json"
         path.write_text(json.dumps(vocabulary), encoding="utf-8")
@@ -205,7 +203,7 @@ def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
 
 
 def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
-    """Give a tokenizer what Heedful needs, and return it; `init_kwargs` is what gets saved."""
+    """Give a tokenizer Heedful's settings, and return it; `init_kwargs` is saved."""
     for name, value in (("bos_token", bos), ("split_special_tokens", True)):
         setattr(tokenizer, name, value)
         tokenizer.init_kwargs[name] = value
@@ -214,7 +212,7 @@ def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
 
 
 def _fill_up(tokenizer: Any, size: int) -> None:
-    """Give every row of the embeddings a token; there must be as many rows as tokens."""
+    """Give each row of the embeddings a token."""
     if len(tokenizer) > size:
         most = f"at most {size} tokens, the model's `vocab_size` (of the target `decoder_vocab_size`)"
         raise ValueError(f"A tokenizer must have {most}, but has {len(tokenizer)} instead.")
@@ -226,7 +224,7 @@ def _add_special(tokenizer: Any, tokens: list[str]) -> None:
 
 
 def _comparison_texts(tokenizer: Any) -> list[str]:
-    """Return texts of several scripts and random ones of the tokenizer's own pieces, none with a special token."""
+    """Return texts of several scripts and of random pieces, without special tokens."""
     generator = random.Random(0)
     special = set(tokenizer.all_special_tokens) | {str(token) for token in tokenizer.added_tokens_decoder.values()}
     vocabulary = tokenizer.get_vocab()

@@ -1,4 +1,4 @@
-"""A trained BERT, RoBERTa or XLM-R as the encoder of a Heed model, whose decoder is new and has to be trained.
+"""A trained BERT, RoBERTa or XLM-R as the encoder of a Heed model, with a new decoder to train.
 
 Rothe et al., "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks", 2020 ("BERT2RND", with shared
 embeddings).
@@ -35,16 +35,15 @@ NAMES = {
     "output.dense": "feed_forward.fc2",
     "output.LayerNorm": "feed_forward_residual.norm",
 }
-READ = r"encoder\.layer|embeddings\.(?!position_ids)"  # in names of weights that are no head's
-TOLERANCE = 1e-5  # the largest allowed difference of an encoder's state; relative where states are above 1
+READ = r"encoder\.layer|embeddings\.(?!position_ids)"  # names of weights, without heads
+TOLERANCE = 1e-5  # of an encoder's state; relative where states are above 1
 
 
 def warm_start(source: str, target: Path, decoder_layers: int) -> models.Conversion:
-    """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a decoder that is drawn anew.
+    """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a decoder with random weights.
 
-    The decoder has as many heads and as wide networks as the encoder; source, target and output share the embeddings.
-    It starts with the token that begins a source, and ends with the one that ends it. `source` and `target` are those
-    of `convert`, whose errors it raises.
+    The decoder has the encoder's numbers of heads and widths; source, target and output share the embeddings. It
+    starts and ends with the tokens of a source. `source`, `target` and the errors are those of `convert`.
     """
     check_is_new(target)
     check_at_least(1, **{"--decoder-layers": decoder_layers})
@@ -72,7 +71,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> models.Convers
         raise ValueError(f"The converted encoder's states differ by {difference:.1e} from those in {source}.")
     notes = ("The decoder is new: the model has to be trained before it is of use.",)
     conversion = models.Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
-    with new_folder(target) as folder:  # without a card, for it is not to be published
+    with new_folder(target) as folder:  # no card before training
         ours.save_pretrained(folder)
         pair.save_pretrained(folder)
     return conversion
@@ -97,7 +96,7 @@ def _model_of(theirs: Any, tokenizer: Any, decoder_layers: int) -> HeedForCondit
         )  # fmt: skip
         weights, state = ours.get_encoder().state_dict(), theirs.state_dict()
         weights["embed_tokens.weight"].copy_(state["embeddings.word_embeddings.weight"])
-        # All tokens are of the first type, whose vector is added to each position's.
+        # All tokens have the first type, so each position holds its vector.
         kind = state["embeddings.token_type_embeddings.weight"][0]
         weights["embed_positions.weight"].copy_(state["embeddings.position_embeddings.weight"][first:] + kind)
         for part in ("weight", "bias"):

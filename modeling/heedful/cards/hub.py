@@ -1,4 +1,4 @@
-"""A model's folder to the Hub, whole: weights, code, tokenizers and card in one commit."""
+"""A model's folder to the Hub in one commit: weights, code, tokenizers and card."""
 
 import re
 import warnings
@@ -23,8 +23,7 @@ TOKENIZER_FILES = (
     *("chat_template.jinja", "vocab.json", "vocab.txt", "merges.txt", "source.spm", "target.spm"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model"),
 )
-# What a model consists of, and an adapter or an export: nothing else of a folder is sent, besides the code that
-# config.json names. A Trainer leaves tokens of the Hub, states and logs in the same folder.
+# All that is pushed besides the code that config.json names: a Trainer leaves tokens of the Hub, states and logs.
 MODEL_FILES = (
     *("config.json", "generation_config.json", ADAPTER_FILE, "adapter_model.safetensors", *WEIGHT_FILES),
     *("model-?????-of-?????.safetensors", "pytorch_model-?????-of-?????.bin", "*.onnx", "*.onnx_data"),
@@ -33,17 +32,17 @@ MODEL_FILES = (
     *("LICENSE", "LICENSE.txt", "LICENSE.md", ".gitattributes"),
 )
 PLAIN_NAME = re.compile(r"\w[\w.-]*|\.gitattributes|\.eval_results")  # of a file or folder that may be sent
-# What an earlier commit may have left and this one replaces: another number of shards, another pair of tokenizers.
+# Files of an earlier commit, which may have other shards and tokenizers.
 REPLACED_FILES = ["*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.py"]
 REPLACED_FILES += [f"{TARGET_FOLDER}/*", "tokenizer*", "special_tokens_map.json", "added_tokens.json", CHECKSUMS_FILE]
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a pushed model is found."""
+    """The address of a pushed model."""
 
     repository: str  # its id, `name/model`
-    commit: str  # its id: `from_pretrained(repository, revision=commit)` loads exactly what was pushed
+    commit: str  # its id, a `revision` of `from_pretrained`
     url: str  # of the commit
 
 
@@ -56,27 +55,27 @@ def push(
     message: str | None = None,
     token: str | None = None,
 ) -> Pushed:
-    """Push a model's folder to the Hub in one commit, after a look whether it can be loaded from there.
+    """Push a model's folder to the Hub in one commit, if it can be loaded from there.
 
-    The repository's id is written into the card's code, in the folder too.
+    The card's code gets the repository's id, in the folder too.
 
     Args:
         folder: A local folder with config.json, weights, code, tokenizers and the card README.md, as `heedful train`
             leaves it.
         repository: Its id on the Hub, `name/model`; made if it does not exist.
-        private: Whether a repository that is made is private; None takes the owner's default.
+        private: Whether a new repository is private; None takes the owner's default.
         revision: Branch, made if it does not exist; None is the main branch.
         message: Of the commit.
-        token: Of the Hub; by default the one that `hf auth login` left, or the variable HF_TOKEN.
+        token: Of the Hub; by default the one of `hf auth login`, or the variable HF_TOKEN.
 
     Raises:
-        FileNotFoundError: If the folder lacks a file that others would need; the message names it.
+        FileNotFoundError: If the folder lacks a file; the message names it.
         ValueError: If weights, tokenizers, config or card cannot be used.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which is not the same everywhere
+    client_error: Any = HfHubHTTPError.__bases__[0]  # of the client's library, which differs by version
     folder = Path(folder)
     files = checked_files(folder, repository)
     api = HfApi(token=token)
@@ -95,7 +94,7 @@ def push(
             delete_patterns=REPLACED_FILES,
         )
     except (client_error, ConnectionError) as error:
-        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # what the Hub answers
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # an answer of the Hub
             raise
         found = f"{first_line(error)} ({folder} has passed its checks, and `--dry-run` lists what is sent)"
         raise ConnectionError(f"The Hub cannot be reached to push {repository}: {found}.") from error
@@ -103,7 +102,7 @@ def push(
 
 
 def checked_files(folder: Path, repository: str) -> list[str]:
-    """Check a folder and its name on the Hub, and return the files that are sent; a warning names the others."""
+    """Check a folder and its name on the Hub, and return the files to push; a warning names the others."""
     validate_repo_id(repository)
     check_folder(folder)
     files = files_to_push(folder)
@@ -114,7 +113,7 @@ def checked_files(folder: Path, repository: str) -> list[str]:
 
 
 def files_to_push(folder: Path) -> list[str]:
-    """Return the files of a folder that belong to its model, and are sent: plain ones, or links of the Hub's cache."""
+    """Return the files of a folder that belong to its model: plain ones, or links of the Hub's cache."""
     names = [*MODEL_FILES, *_code_files(folder, read_object(folder / "config.json"))]
     found = {path for name in names for path in folder.glob(name) if is_plain_file(path, folder)}
     parts = (path.relative_to(folder).parts for path in sorted(found))
@@ -122,7 +121,7 @@ def files_to_push(folder: Path) -> list[str]:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a folder holds all that it takes to load its model elsewhere, by loading it here."""
+    """Check that a model can be loaded from its folder elsewhere, by loading it here."""
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}.")
@@ -130,7 +129,7 @@ def check_folder(folder: Path) -> None:
         if not (folder / name).is_file():
             hint = " (`heedful card` writes one)" if name == CARD_FILE else ""
             raise FileNotFoundError(f"{folder} must hold {name}, but does not{hint}.")
-    check_inside(folder)  # or what a link leads to would be uploaded
+    check_inside(folder)  # or a link's target would be uploaded
     config = read_object(folder / "config.json")
     for file, reader in _code_files(folder, config).items():
         if not (folder / file).is_file():
@@ -142,16 +141,15 @@ def check_folder(folder: Path) -> None:
 
 
 def read_card(path: Path) -> ModelCard:
-    """Return a model card, after a check of its metadata `card.data` as far as that goes without asking the Hub.
+    """Return a model card after checks of its metadata `card.data` that need no Hub.
 
-    It is a `ValueError` if they are malformed, or lack the license, the language or the library, by which the Hub
-    files a model.
+    Malformed metadata, or metadata without license, language or library, is a `ValueError`.
     """
     try:
         card = ModelCard.load(path, ignore_metadata_errors=False)
-        # The Hub gets what is written, so what is written must say what was read.
+        # The Hub gets the written metadata, which must equal the read ones.
         again = type(card)(f"---\n{card.data.to_yaml()}\n---\n").data
-    except Exception as error:  # of YAML, of jinja, or of huggingface_hub, as the mistake has it
+    except Exception as error:  # of YAML, jinja or huggingface_hub
         raise ValueError(f"The metadata of {path} must be that of a model card: {first_line(error)}") from error
     if again.to_dict() != card.data.to_dict():
         raise ValueError(f"The metadata of {path} must survive being written and read, but does not.")
@@ -163,10 +161,10 @@ def read_card(path: Path) -> ModelCard:
 
 
 def _code_files(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the files of code that it takes to load a folder, each with the name of the file that asks for it."""
+    """Return the files of code in a folder, each with the name of the file that needs it."""
     references = [*(config.get("auto_map") or {}).values()]
     references += [task["impl"] for task in (config.get("custom_pipelines") or {}).values()]
-    references = [each for each in references if "--" not in str(each)]  # which lies in another repository
+    references = [each for each in references if "--" not in str(each)]  # in another repository
     for reference in references:
         if not CODE_REFERENCE.fullmatch(str(reference)):
             must = "a file in the folder and a class in it, as modeling_heed.HeedModel"

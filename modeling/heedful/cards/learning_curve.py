@@ -1,4 +1,4 @@
-"""The learning curves of runs, as a picture: what their logs say of losses and scores, over the updates."""
+"""The learning curves of runs: losses and scores over the updates."""
 
 import logging
 import math
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 CURVE_FILE = "learning_curve.png"
 LOSSES = ("train/loss", "validation/loss")
-RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # in a panel of their own: at first far above 100
-NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)  # what a validation logs besides
+RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # at first far above 100, so in their own panel
+NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)
 
 
 def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw losses and scores of one run, or of several to compare, into one picture, .png or .svg, and return it.
+    """Draw losses and scores of one run or several into one picture, .png or .svg, and return it.
 
-    `metrics` are what to draw in place of losses and scores: names in the logs, such as "validation/bleu", or their
-    last part, which may stand for several. One that no run has logged is a `ValueError`.
+    `metrics` replaces losses and scores by names in the logs, such as "validation/bleu", or by their last part, which
+    may match several. A name that no run has logged is a `ValueError`.
     """
     check_writable(path, (".png", ".svg"), "--output")
     names = [run.resolve().name for run in runs]
@@ -34,23 +34,23 @@ def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str
     scores = [name for name in known if name.startswith("validation/") and name not in NO_SCORES]
     losses, rates = ([name for name in group if name in known] for group in (LOSSES, RATES))
     groups = [[name] for name in _chosen(metrics, known)] if metrics else [losses, scores, rates]
-    if len(curves) > 1:  # each metric by itself, so that the runs can be told apart
+    if len(curves) > 1:  # a panel for each metric distinguishes the runs
         groups = [[name] for group in groups for name in group]
     save_figure([_panel(curves, group) for group in groups if group], path)
     return path
 
 
 def leave_learning_curve(run: Path, folder: Path) -> str:
-    """Draw a finished run's curve into a folder and return the file's name; "", with the reason told, if it fails."""
+    """Draw a finished run's curve into a folder and return the file's name; "" if it fails, with a warning."""
     try:
         return draw_learning_curves([run], folder / CURVE_FILE).name
-    except Exception as error:  # of whatever kind: a picture is not worth a finished training
+    except Exception as error:  # of any kind: no picture may end a finished training
         logger.warning("no learning curve is drawn: %s", error)
         return ""
 
 
 def _curves_of(run: Path) -> dict[str, Curve]:
-    """Return what a run has logged; a folder without a log is an error."""
+    """Return the curves in a run's log; a folder without a log is an error."""
     if not (run / LOG_FILE).is_file() and not (run / "checkpoints").is_dir():
         raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
     if not (curves := read_curves(run)):
@@ -69,8 +69,8 @@ def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
-    """Return a panel with the curves of some metrics; the legend names what tells them apart."""
-    missing = [(math.nan, math.nan)]  # keeps a run's colour, and its name in the legend
+    """Return a panel with the curves of some metrics; the legend names runs or metrics."""
+    missing = [(math.nan, math.nan)]  # keeps a run's colour and legend
     drawn = {
         run if len(group) == 1 else metric: found.get(metric, missing)
         for run, found in curves.items()
@@ -81,7 +81,7 @@ def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
     (label,) = group if len(group) == 1 else [kind]
     families = None
     if not "".join(drawn).isascii():
-        from heedful.attention import drawing  # which takes long to import
+        from heedful.attention import drawing  # slow to import
 
         (names,), style = drawing.writable(list(drawn))
         drawn, families = dict(zip(names, drawn.values(), strict=True)), style["family"]

@@ -1,8 +1,6 @@
-"""The model card: what a published model is, where it came from and how well it does.
+"""Model cards, rendered from `CardFacts` by templates: of runs, of fine-tuned and of converted models.
 
-A card of a run is rendered from `model_card_template.md`; `model_card.md` at the top of the repository is that of the
-quickstart's model. Every number comes from `CardFacts`; nothing is left to be filled in by hand. Fine-tuned and
-converted models have templates of their own.
+`model_card.md` at the top of the repository is the quickstart's card.
 """
 
 import json
@@ -34,10 +32,10 @@ CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
-NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # what would end code, or the cell of a table that it is in
-OTHER_TASK = "text-generation"  # by which the Hub files what makes text of text and is no translation
+NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # would end code, or its cell of a table
+OTHER_TASK = "text-generation"  # the Hub's class for text to text without translation
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
-# The identifiers that the Hub knows; any other license is published as "other" with its name.
+# The Hub's identifiers; any other license is "other" with its name.
 _LICENSE_WORDS = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
@@ -52,40 +50,39 @@ HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What the card of a trained or fine-tuned model says; an empty or impossible value is refused by name."""
+    """The facts of a trained or fine-tuned model's card; a `ValueError` names an empty or impossible one."""
 
     name: str  # such as "heed-small-ko-en"
     source_language: str  # a code, such as "ko"
     target_language: str
     license: str  # SPDX or Hub identifier, such as "apache-2.0"
-    datasets: Sequence[str]  # each as the recipe names it: a Hub id, a file, "builtin:train:100000"
+    datasets: Sequence[str]  # as in a recipe: a Hub id, a file, "builtin:train:100000"
     parameters: int  # shared ones counted once
     architecture: str  # a sentence or paragraph
     vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
-    scores: Mapping[str, Mapping[str, Any]]  # what `score_translations` gave, per name of a test set
-    versions: Mapping[str, str]  # per package; of `REQUIRED_VERSIONS` at least
-    run: Mapping[str, Any] | None = None  # that trained the model: what `facts_of` says of it
-    base_model: str | None = None  # what fine-tuning began with: an id on the Hub, or a folder; `None` is nothing
-    task: str | None = None  # of a model that does not translate, such as "answering questions"
+    scores: Mapping[str, Mapping[str, Any]]  # of `score_translations`, per test set
+    versions: Mapping[str, str]  # per package
+    run: Mapping[str, Any] | None = None  # of `facts_of`
+    base_model: str | None = None  # of fine-tuning: an id on the Hub, or a folder
+    task: str | None = None  # other than translation, such as "answering questions"
 
     @property
     def is_translation(self) -> bool:
-        """Whether the model goes from a natural language into another one."""
+        """Whether the model goes from one natural language into another."""
         return self.task is None and is_translation(self.source_language, self.target_language)
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that are measured on any test set."""
+        """The metrics of any test set."""
         return [name for name in METRIC_NAMES if any(name in scores for scores in self.scores.values())]
 
     @property
     def base_on_the_hub(self) -> str | None:
-        """The base model, if it is an id on the Hub and no folder here."""
+        """The base model, if it is an id on the Hub and no local folder."""
         name = self.base_model or ""
         return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for field in fields(self):
             value = getattr(self, field.name)
             may_be_empty = field.default is None or (field.name == "scores" and self.run is None)
@@ -115,14 +112,14 @@ def write_model_card(folder: str | Path, facts: CardFacts) -> Path:
 
 
 def render_model_card(facts: CardFacts) -> str:
-    """Return the card of a trained or fine-tuned model: metadata between two lines of ---, then Markdown."""
+    """Return a model's card: metadata between two lines of ---, then Markdown."""
     template = "finetuned_card_template.md" if facts.run is None else "model_card_template.md"
     metric_names = {name: METRIC_NAMES[name] for name in facts.metrics}
     return render(template, card_metadata(facts), facts=facts, run=facts.run, metric_names=metric_names)
 
 
 def facts_of_model(model: Seq2SeqModel, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
-    """Return facts with those that a model and its tokenizers tell; `tokens` is what to call those of each side."""
+    """Return facts with those of a model and its tokenizers; `tokens` are words for each side's tokens."""
     source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
     vocabulary = f"{source} {tokens[0]} for both sides"
     if not tokenizers.is_joint:
@@ -146,16 +143,15 @@ def write_finetuned_card(
     scores: Sequence[str | Path] = (),
     **facts: Any,
 ) -> Path:
-    """Write the card of a model that a Trainer trained, README.md, into its folder, as `heedful push` wants it.
+    """Write the card of a model that a Trainer trained, README.md, into its folder, for `heedful push`.
 
-    The folder's config.json then says which pipeline is for the model: `heed-text2text` if there is a `task`. The card
-    of the model that fine-tuning began with gives it nothing, least of all its license.
+    The folder's config.json then names the model's pipeline: `heed-text2text` if there is a `task`. The card inherits
+    nothing from the base model's card, least of all its license.
 
-    `scores` are files that `heedful evaluate --json` printed; their names are those of the test sets. `facts` are what
-    no program can know, other fields of `CardFacts`: `license`, `datasets`, `base_model` of a model that was not
-    trained from nothing, and, if the model does not translate, `task`, without which there must be two languages;
-    `name` is by default the folder's. What is empty or impossible, or no Heed model, is a `ValueError`; a README.md is
-    replaced only if `overwrite`.
+    `scores` are files of `heedful evaluate --json`; their names are those of the test sets. `facts` are fields of
+    `CardFacts` that only a user knows: `license`, `datasets`, `base_model`, and `task`, without which there must be
+    two languages; `name` is by default the folder's. A `ValueError` names what is empty or impossible, or no Heed
+    model; only `overwrite` replaces a README.md.
     """
     folder = Path(folder)
     if (folder / CARD_FILE).exists() and not overwrite:
@@ -186,7 +182,7 @@ def write_finetuned_card(
 
 
 def card_metadata(facts: CardFacts) -> ModelCardData:
-    """Make the metadata by which the Hub files a model, its scores (the model index) included."""
+    """Return the metadata for the Hub, with scores (the model index)."""
     license_id = facts.license.strip().lower()
     known = license_id in HUB_LICENSES
     datasets = [dataset.split(":")[0] for dataset in facts.datasets if is_on_the_hub(dataset)]
@@ -204,7 +200,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def is_on_the_hub(dataset: str) -> bool:
-    """Tell a dataset of the Hub from local files and folders and the built-in corpus."""
+    """Return whether a dataset is on the Hub, and no local file or folder, nor the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
     is_here = is_file or dataset.startswith("builtin:") or Path(dataset).exists()
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_here
@@ -217,9 +213,8 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
         task = {"task_type": "translation", "task_name": direction}
     found = []
     for test_set, scores in facts.scores.items():
-        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # of no dataset of the Hub, which demands one
+        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # the Hub demands one
         for metric in filter(scores.__contains__, METRIC_NAMES):
-            # How it was computed, as far as its value does not say so.
             arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
             value = round(float(scores[metric]), 2)
             measured: Any = {"metric_type": metric, "metric_name": METRIC_NAMES[metric], "metric_value": value}
@@ -231,7 +226,7 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
 def metadata_of_card(
     name: str, languages: Sequence[str], tags: Sequence[str] = (), is_translation: bool = True, **others: Any
 ) -> ModelCardData:
-    """Make the metadata of a model's card, with tags besides those of every Heed model; `None` leaves a field out."""
+    """Return a card's metadata, with tags besides those of every Heed model; `None` leaves a field out."""
     task = "translation" if is_translation else OTHER_TASK
     return ModelCardData(
         language=list(dict.fromkeys(languages)),
@@ -244,14 +239,14 @@ def metadata_of_card(
 
 
 def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
-    """Fill in a template beside this file: the metadata between the two `---`, if any, and all names that it has."""
+    """Fill in a template of this folder: the metadata between two `---`, if any, and its names."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # whatever a template forgets
+        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # if a template forgets
     )
     environment.filters |= FILTERS
     names = {"metadata": metadata and Markdown(metadata.to_yaml()), **facts}
@@ -266,11 +261,11 @@ def with_repository(card: str, repository: str) -> str:
 
 
 class Markdown(str):
-    """A text that a template writes as it is; every other value becomes plain text on one line."""
+    """A text that templates write as it is; other values become plain text on one line."""
 
 
 def python_string(text: str) -> Markdown:
-    """Write a string as Python does, in double quotes as in the rest of a card's code."""
+    """Write a string as Python does, in double quotes."""
     return Markdown(json.dumps(text, ensure_ascii=False))
 
 
@@ -286,7 +281,7 @@ def _line(value: Any) -> str:
 
 
 def _cell(value: Any) -> Markdown:
-    """Write a value as plain text in Markdown, on one line: for a heading, a sentence or a cell of a table."""
+    """Write a value as plain text in Markdown, on one line."""
     text = re.sub(r"([\\`|])", r"\\\1", _line(value))
     return Markdown(text.replace("](", "]\\(").replace("<", "&lt;"))
 

@@ -1,4 +1,4 @@
-"""The card of the model that a finished run made."""
+"""The card of a finished run's model."""
 
 import warnings
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from heedful.training.start_checks import tokenizer_key
 
 BUILTIN_LICENSE = "apache-2.0"
 RESULTS_FILE = ".eval_results/heedful.yaml"
-# What a card calls the tokens of each algorithm.
+# Words for the tokens of each algorithm.
 TOKENS = {
     **{"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"},
     **{"character": "characters and bytes", "jamo": "jamo, characters and bytes"},
@@ -34,7 +34,7 @@ TOKENS = {
 
 
 def publish_run(result: RunResult) -> Iterator[str]:
-    """Write a run's card and what `publish.also` asks for, and yield lines about them: scores, cost, places."""
+    """Write a run's card and `publish.also`, and yield lines about scores, cost and places."""
     card = write_run_card(result)
     for name, values in result.metrics.items():
         scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
@@ -52,7 +52,7 @@ def publish_run(result: RunResult) -> Iterator[str]:
 
 
 def facts_in_numbers(result: RunResult) -> dict[str, Any]:
-    """Return what a finished run says of itself, for programs."""
+    """Return a finished run's facts for programs."""
     done = result.progress
     facts = {"model": str(result.folder), "parameters": result.parameters, "metrics": result.metrics}
     facts |= {"ended": result.ended} if result.ended else {}
@@ -60,10 +60,9 @@ def facts_in_numbers(result: RunResult) -> dict[str, Any]:
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder, beside the weights, and return the card's path.
+    """Write the card of a run's published model into its folder, and return the card's path.
 
-    The run's learning curve lies beside it, if it can be drawn, and so do scores on data sets of the Hub. A fact that
-    is empty or impossible, such as a language's code, is a `ValueError`.
+    The folder gets the run's learning curve too, if it can be drawn, and scores on data sets of the Hub.
     """
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
@@ -72,7 +71,7 @@ def write_run_card(result: RunResult) -> Path:
 
 
 def facts_of(result: RunResult) -> CardFacts:
-    """Return what the card says of a run's model, by the run itself and by what its recipe says for the card."""
+    """Return the card's facts of a run's model, from the run and from its recipe."""
     recipe, corpus, progress, data = result.recipe, result.corpus, result.progress, result.recipe.data
     source_language, target_language = language_codes(recipe.card, data, corpus.validation_pairs)
     scores = {
@@ -87,7 +86,7 @@ def facts_of(result: RunResult) -> CardFacts:
     tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
-    columns = {"source": data.source, "target": data.target}  # of which a number says nothing
+    columns = {"source": data.source, "target": data.target}
     translation = next(translator.translate_lines([source], split=False, target_language=language))[0].text
     pairs = {
         "train": corpus.training.pairs if corpus.training.pairs is not None else corpus.report.kept,
@@ -126,7 +125,7 @@ def facts_of(result: RunResult) -> CardFacts:
 
 
 def _leave_results(result: RunResult) -> None:
-    """Write scores on data sets of the Hub as the Hub collects them for each data set (its docs, "eval results")."""
+    """Write scores on data sets of the Hub in the Hub's form (its docs, "eval results")."""
     entries, file = [], result.folder / RESULTS_FILE
     for test, location in result.recipe.data.located.test.items():
         scores = result.metrics[test]
@@ -144,11 +143,11 @@ def _leave_results(result: RunResult) -> None:
 
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
-    """Calibrate the confidence of a run's published model with validation pairs, and write it into the folder."""
+    """Calibrate the confidence of a run's model with validation pairs, and write it into the folder."""
     held_out, recipe = result.corpus.validation_pairs, result.recipe
     pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(recipe.card, recipe.data, held_out))
     settings: Any = {"target_language": result.corpus.target_language, "split": False}
-    with warnings.catch_warnings(action="ignore"):  # of what was cut off, the run itself has warned
+    with warnings.catch_warnings(action="ignore"):  # the run has warned of long outputs
         best = [row[0] for row in translator.translate_lines([pair["source"] for pair in pairs], **settings)]
     ignore = result.recipe.decoding.ignore
     seen = comparable([one.text for one in best], ignore)
@@ -158,11 +157,8 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
     found = Confidence.of_pairs(best, right, exact, config.num_beams or 1)
     if found is not None:
         held, numbers = corpus.validation, range(len(corpus.validation))
-        known = (
-            training.rows
-            if isinstance(training := corpus.training, StoredRows)
-            else held.chosen(np.array(numbers[::2]))
-        )
+        training = corpus.training
+        known = training.rows if isinstance(training, StoredRows) else held.chosen(np.array(numbers[::2]))
         others = [held[number]["input_ids"] for number in numbers[1::2]]
         found = found.for_kind(settings_of(config, corpus.target_language), known.sources, others)
         found.save(result.folder)
@@ -170,7 +166,7 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
 
 
 def _shown(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return what a card shows of a recipe: keys that say so and are not empty."""
+    """Return the keys of a recipe that a card shows and that are not empty."""
     hidden = {key.name for key in keys_of(Recipe) if not key.on_card}
     kept = {}
     for name, value in tree.items():

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-LARGEST = 60  # inches of a picture's side: image viewers do not open larger ones
-READABLE = 9  # inches up to which columns are as wide as their labels, which are not turned
-NUMBERED = 12  # rows and columns up to which maps of scores have their numbers in them
+LARGEST = 60  # inches of a side, for image viewers
+READABLE = 9  # inches up to which columns are as wide as their labels
+NUMBERED = 12  # rows and columns up to which maps of scores show numbers
 SIDES = {
     "cross": ("source (looked at)", "target (looks)"),
     "encoder": ("source (looked at)", "source (looks)"),
     "decoder": ("target so far (looked at)", "target (looks)"),
 }
 REGULAR = (400, "normal", "regular")  # weights of fonts
-# Tried in this order for letters that matplotlib's own font, DejaVu Sans, lacks; then the other fonts of the system.
+# For letters that matplotlib's DejaVu Sans lacks, in this order; then the system's other fonts.
 WIDE_FONTS = (
     "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
     "UnDotum", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "Arial Unicode MS", "Noto Sans",
@@ -39,12 +39,12 @@ WIDE_FONTS = (
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
 
-    To show words instead of tokens, draw the result of `word_attention`. Neither pyplot nor matplotlib's settings are
-    touched. A letter that matplotlib's font lacks comes from the system's fonts, or the Korean one of
-    `heedful[plots]`; one that no font has is written as its code point, ⟨1F98A⟩.
+    The result of `word_attention` shows words instead of tokens. Neither pyplot nor matplotlib's settings change. For
+    letters that matplotlib's font lacks, the system's fonts or the Korean one of `heedful[plots]` is used; a letter
+    without a font becomes its code point, ⟨1F98A⟩.
 
     Args:
-        attention: What to draw.
+        attention: The map.
         path: File to write: .png, .svg or .pdf.
         title: A line above the picture.
 
@@ -103,16 +103,16 @@ def draw_attention_grid(
     Scores are dots below the weights: larger further from 0, blue above and red below it, on each head's own scale.
 
     Args:
-        maps: What to draw.
+        maps: The maps.
         path: File to write: .png, .svg or .pdf.
         kind: "cross", "encoder" or "decoder".
         layer: The only layer to draw, from 0, or from -1 for the last; None draws all.
         title: A line above the picture.
         tokens: Whether to show the tokenizer's tokens, not words.
-        scores: Whether to draw the raw scores, before the softmax; those of words are means over their tokens.
+        scores: Whether to draw the scores before the softmax; those of words are means over their tokens.
 
     Raises:
-        ValueError: If there is no such kind or layer, or no scores; further errors are those of `draw_attention`.
+        ValueError: If the kind, the layer or the scores are missing; further errors are those of `draw_attention`.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
@@ -138,7 +138,7 @@ def draw_attention_grid(
                 _draw_dots(grid[row * 2 + 1][head], scores_between_words(dots[number, head], rows, columns))
     for axes in grid.flat:
         axes.tick_params(labelsize=8, length=1.5, pad=1.5)
-    for axes in grid[:, 0]:  # each has its own labels, though they share their places
+    for axes in grid[:, 0]:  # each has its own labels
         axes.set_yticks(range(height), target, **style)
     for axes in grid[-1]:
         _set_upright(axes, source, style)
@@ -163,17 +163,16 @@ def _draw_dots(axes: "Axes", scores: np.ndarray) -> None:
 
 
 def _is_wide(letter: str) -> bool:
-    """Return whether a letter is as wide as high, as Korean and Chinese ones are."""
     return unicodedata.east_asian_width(letter) in "WF"
 
 
 def _inches(labels: Sequence[str], points: int = 11) -> float:
-    """Estimate how much room the longest label of this size needs."""
+    """Estimate the room for the longest label of this size."""
     return (max(sum(1.0 if _is_wide(letter) else 0.6 for letter in label) for label in labels) + 0.8) * points / 72
 
 
 def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
-    """Write labels of narrow columns: wide letters are one below the other, other labels are turned."""
+    """Write labels of narrow columns: wide letters in a column, other labels turned."""
     is_stacked = [any(map(_is_wide, label)) for label in labels]
     texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
     axes.set_xticks(range(len(labels)), texts, **style)
@@ -182,7 +181,7 @@ def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> 
 
 
 def _figure(width: float, height: float) -> "Figure":
-    """Make a figure of so many inches, without pyplot."""
+    """Return a figure of this size in inches, without pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")
@@ -190,7 +189,7 @@ def _figure(width: float, height: float) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> Path:
     with warnings.catch_warnings(), written_whole(path) as written:
-        # Such letters are written as code points, and `_fonts_for` has warned of them.
+        # `_fonts_for` has warned of these letters.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(written, format=path.suffix[1:].lower())
     return path
@@ -206,11 +205,11 @@ def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
 
 
 def _fonts_for(text: str) -> tuple[list[str], set[int]]:
-    """List fonts that have the letters of a text together, matplotlib's own first, and the letters that none has."""
+    """Return fonts for the letters of a text, matplotlib's own first, and the letters without a font."""
     from matplotlib import font_manager
 
     families = ["DejaVu Sans"]
-    # Variation selectors and joiners have no shape, so that no font needs them.
+    # Variation selectors and joiners have no shape.
     missing = {ord(letter) for letter in text if letter.isprintable() and not 0xFE00 <= ord(letter) <= 0xFE0F}
     missing -= _letters_of(font_manager.findfont(families[0]))
     for family, path in _wide_fonts(font_manager.fontManager):
@@ -246,7 +245,7 @@ def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
     for family in WIDE_FONTS:
         if family in files:
             yield family, files[family]
-    # Not imported: to import it changes matplotlib's settings for everybody.
+    # Its import would change matplotlib's settings.
     package = find_spec("koreanize_matplotlib")
     if package is not None and package.origin is not None:
         path = Path(package.origin).parent / "fonts" / "NanumGothic.ttf"

@@ -1,6 +1,6 @@
-"""Attention maps, as in the paper's appendix: which tokens a model looks at, as numbers with readable labels.
+"""Attention maps, as in the paper's appendix: the weights as numbers, with readable labels.
 
-Section 3.2.3 names the three kinds: in "cross" attention every target position looks at the source, in "encoder" and
+Section 3.2.3 names the three kinds: in "cross" attention each target position looks at the source, in "encoder" and
 "decoder" self-attention at its own sequence.
 """
 
@@ -16,6 +16,7 @@ from heedful.configuration_base_heed import position_limit, special_token
 from heedful.data.labels import Words, shown_words, token_labels, token_words
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.translation import Translator
+from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import trimmed
 
@@ -25,7 +26,7 @@ class AttentionMap:
     """Attention weights between labelled tokens.
 
     Rows are queries: the *predicted* target tokens ("cross", "decoder") or the source's ("encoder"). Columns are keys:
-    the source's tokens, or for "decoder" the tokens that the decoder was fed, <s> first.
+    the source's tokens, or for "decoder" its input tokens, <s> first.
     """
 
     source_tokens: list[str]  # labels of the columns
@@ -36,58 +37,56 @@ class AttentionMap:
 
 @dataclass(frozen=True, eq=False)
 class AttentionSteps:
-    """What one head computes for one pair, step by step (equation 1), as float32 arrays: softmax(QKᵀ/√d_k) V."""
+    """One head's computation for one pair (equation 1), as float32 arrays: softmax(QKᵀ/√d_k) V."""
 
     attention: AttentionMap  # its weights, with the labels of rows and columns
     query: np.ndarray  # (rows, d_k)
     key: np.ndarray  # (columns, d_k)
     value: np.ndarray  # (columns, d_v)
     scores: np.ndarray  # q·k, or vᵀ tanh(q + k), of each (rows, columns); −∞ where a mask hides the column
-    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1 in a model that does not scale
+    scaling: float  # factor of the scores before the softmax: 1/√d_k, or 1
 
     @property
     def scaled(self) -> np.ndarray:
-        """The scaled scores (rows, columns), which the softmax turns into the weights."""
+        """The scaled scores (rows, columns), the softmax's input."""
         return self.scores * self.scaling
 
     @property
     def output(self) -> np.ndarray:
-        """The sums of the values (rows, d_v), weighted: what the head gives to the output projection."""
+        """The weighted sums of the values (rows, d_v), the input of the output projection."""
         return np.asarray(self.attention.weights @ self.value)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The attention weights of one pair: every kind that was asked for, every layer and head."""
+    """The attention weights of one pair: each kind, layer and head."""
 
     source_tokens: list[str]  # labels
     target_tokens: list[str]  # the same, </s> included
-    fed_tokens: list[str]  # of the decoder, the start token first; target token i was chosen after fed token i
-    source_words: list[int | None]  # the number from 0 of each token's word; None of control tokens and spaces
+    fed_tokens: list[str]  # the decoder's input, the start token first; fed token i predicts target token i
+    source_words: list[int | None]  # each token's word, from 0; None for control tokens and spaces
     target_words: list[int | None]
-    weights: dict[Kind, np.ndarray]  # float32 (layers, heads, rows, columns), rows and columns as in `AttentionMap`
-    # How many positions away a row may look, for the kinds that are restricted (section 4).
-    neighbourhoods: dict[Kind, int] = field(default_factory=dict)
-    source_shown: Words | None = None  # the words that pictures show in place of tokens
+    weights: dict[Kind, np.ndarray]  # float32 (layers, heads, rows, columns)
+    neighbourhoods: dict[Kind, int] = field(default_factory=dict)  # radii of restricted kinds (section 4)
+    source_shown: Words | None = None  # words instead of tokens, for pictures
     target_shown: Words | None = None
-    # What the heads of each layer compute on the way to their weights, of Heed's Transformer.
-    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)
+    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)  # of each layer, of Heed's Transformer
 
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds that are here."""
+        """The kinds with weights."""
         return list(self.weights)
 
     def layers(self, kind: Kind) -> int:
-        """Return the number of layers; a `ValueError` if the kind is not here."""
+        """Return the number of layers; a missing kind is a `ValueError`."""
         return len(self._of_kind(kind))
 
     def heads(self, kind: Kind) -> int:
-        """Return the number of heads of each layer; a `ValueError` if the kind is not here."""
+        """Return the number of heads of each layer; a missing kind is a `ValueError`."""
         return int(self._of_kind(kind).shape[1])
 
     def layer_number(self, kind: Kind, layer: int | None) -> int:
-        """Return the number from 0 of a layer, which may be counted from -1; None is the last, none a `ValueError`."""
+        """Return a layer's number from 0; None is the last, a missing one a `ValueError`."""
         layer = -1 if layer is None else layer
         check_number("layer", layer, self.layers(kind))
         return layer % self.layers(kind)
@@ -100,11 +99,11 @@ class AttentionMaps:
         return self.labelled(heads.mean(axis=0) if head is None else heads[head], kind)
 
     def scores(self, kind: Kind) -> np.ndarray:
-        """Return the unscaled scores of a Heed Transformer's kind, (layers, heads, rows, columns), −∞ where masked."""
+        """Return a Heed Transformer's unscaled scores, (layers, heads, rows, columns), −∞ where masked."""
         return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
 
     def steps(self, kind: Kind = "cross", layer: int | None = -1, head: int = 0) -> AttentionSteps:
-        """Return what one head computes step by step; arguments are those of `map`, errors also those of `scores`."""
+        """Return one head's computation; arguments are those of `map`, errors also those of `scores`."""
         attention = self.map(kind, layer, head)
         *parts, scaling = self._states_of(kind)[self.layer_number(kind, layer)]
         query, key, value, scores = (part[head].numpy() for part in parts)
@@ -117,7 +116,7 @@ class AttentionMaps:
         return AttentionMap(columns, rows, weights, kind)
 
     def shown(self, kind: Kind) -> tuple[Words, Words]:
-        """Return the words in which pictures show the rows and the columns of a kind."""
+        """Return the words of the rows and of the columns of a kind, for pictures."""
         source = self.source_shown or Words(self.source_tokens, list(range(len(self.source_tokens))))
         target = self.target_shown or Words(self.target_tokens, list(range(len(self.target_tokens))))
         if kind != "decoder":
@@ -149,14 +148,14 @@ def attention_maps(
     target_language: str | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute the attention of every head for one pair, in every layer or in one.
+    """Compute the attention of all heads for one pair, in all layers or in one.
 
     Args:
         model: Any encoder-decoder of transformers, Heed's included, or a `Translator` with one.
         tokenizers: Its tokenizers.
         source: A sentence.
         target: A translation to follow (teacher forcing); None takes the model's own.
-        kinds: Which of "cross", "encoder" and "decoder"; None takes those that the model has.
+        kinds: Some of "cross", "encoder" and "decoder"; None takes those of the model.
         target_language: Target language, if the tokenizers know several.
         layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
 
@@ -184,7 +183,7 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute attention as `attention_maps` does, from ids of `TokenizerPair.encode_source` and `encode_target`."""
+    """Compute `attention_maps` from ids of `TokenizerPair.encode_source` and `encode_target`."""
     plain = plain_model(model)
     for kind in {*(kinds or ())} - {*KINDS}:
         raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
@@ -207,8 +206,8 @@ def attention_maps_of_ids(
         raise ValueError("`model` must give its attention weights, but gives none.")
     for kind in kinds or ():
         if kind not in found:
-            hint = f"a {type(plain).__name__} of this config gives no {kind} attention."
-            raise ValueError(f"`kind` must be one that the model has, but is {kind!r} instead: {hint}")
+            hint = f"a {type(plain).__name__} of this config gives no {kind} attention"
+            raise wrong("kind", "be one that the model has", repr(kind), advice=hint)
     radii = {kind: getattr(plain.config, f"{kind}_neighbourhood", None) for kind in KINDS}
     return AttentionMaps(
         source_tokens=token_labels(tokenizers.source, source_ids),
@@ -233,14 +232,13 @@ def attention_map(
     head: int | None = None,
     kind: Kind = "cross",
 ) -> AttentionMap:
-    """Compute the attention of one layer, as `attention_maps` and `AttentionMaps.map` do together."""
+    """Compute the attention of one layer, as `attention_maps` and `AttentionMaps.map` together."""
     return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
 
 def plain_model(model: Any) -> Any:
-    """Return a model of transformers, also the one behind what translates with it."""
+    """Return a model of transformers, or that of a translator."""
     model = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
     if not isinstance(model, torch.nn.Module):
-        must = "The model must be one of transformers to be looked into"
-        raise ValueError(f"{must}, but was exported for another engine instead.")
+        raise ValueError("The model must be one of transformers, but was exported for another engine instead.")
     return model

@@ -11,6 +11,7 @@ from heedful.attention.maps import AttentionMap, AttentionMaps
 from heedful.attention.recording import Kind
 from heedful.data.labels import Words
 from heedful.files import read_lines
+from heedful.messages_heed import wrong
 
 Link = tuple[int, int]  # source word, target word, from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
@@ -18,7 +19,7 @@ ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4
 
 
 class View(NamedTuple):
-    """Which map of a pair is chosen."""
+    """The choice of one map of a pair."""
 
     kind: Kind = "cross"
     layer: int | None = None  # None is the last, of rollout all
@@ -26,13 +27,13 @@ class View(NamedTuple):
     rollout: bool = False
 
     def map_of(self, maps: AttentionMaps) -> AttentionMap:
-        """Return the chosen map of a pair."""
+        """Return the chosen map."""
         if self.rollout:
             return attention_rollout(maps, self.kind, self.layer)
         return maps.map(self.kind, self.layer, self.head)
 
     def title_of(self, maps: AttentionMaps) -> str:
-        """Return which kind, layer and head it is."""
+        """Return a title with kind, layer and head."""
         last, number = maps.layers(self.kind) - 1, maps.layer_number(self.kind, self.layer)
         layer = f"layer {number}" + (" (the last)" if number == last else f" of 0 to {last}")
         if self.rollout:
@@ -42,16 +43,16 @@ class View(NamedTuple):
 
 
 class Entropy(NamedTuple):
-    """How widely heads look around: float arrays (layers, heads)."""
+    """How widely heads look: float arrays (layers, heads)."""
 
     nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
-    # Each row's entropy divided by ln n, where n is the number of positions that it may look at, averaged over the
-    # rows with n > 1: 0 looks at one position, 1 at all alike.
+    # Each row's entropy divided by ln n for its n visible positions, averaged over rows with n > 1: 0 looks at one
+    # position, 1 at all alike.
     share: np.ndarray
 
 
 class AlignmentErrors(NamedTuple):
-    """How found links A compare with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003)."""
+    """Links A, compared with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003)."""
 
     error_rate: float  # AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best
     precision: float  # |A∩P| / |A|
@@ -70,8 +71,8 @@ def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | No
     """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
 
     Ā_l is the mean over the heads of layer l. Half of a layer's output comes through its residual connection:
-    Ã_l = 0.5·Ā_l + 0.5·I. The rollout up to a layer L is Ã_L · … · Ã_1, and for "cross" C̄_L · R_encoder. Every row
-    sums to 1. A kind or layer that is missing, also the encoder's for "cross", is a `ValueError`.
+    Ã_l = 0.5·Ā_l + 0.5·I. The rollout up to a layer L is Ã_L · … · Ã_1, and for "cross" C̄_L · R_encoder. Each row
+    sums to 1. A missing kind or layer, or the encoder's for "cross", is a `ValueError`.
     """
     number = maps.layer_number(kind, layer)
     if kind != "cross":
@@ -90,8 +91,8 @@ def _rolled(layers: np.ndarray) -> np.ndarray:
 
 
 def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
-    """Measure how widely each head looks around; a `ValueError` if there is no such kind."""
-    maps.layers(kind)  # raises if the kind is not there
+    """Measure how widely each head looks; a missing kind is a `ValueError`."""
+    maps.layers(kind)  # raises if the kind is missing
     weights = maps.weights[kind].astype(np.float64)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
@@ -107,10 +108,10 @@ def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
 
 
 def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
-    """Link each target word with the source word it looks at most: (source word, target word), sorted by target.
+    """Link each target word with the source word of most attention: (source word, target word), sorted by target.
 
     The map must be of cross-attention, by default the last layer's mean over heads. The weights of a word's tokens are
-    added; tokens of no word, such as </s>, are left out. The first of equal words is taken.
+    added; tokens without a word, such as </s>, are left out. Of equal words the first counts.
     """
     attention = maps.map("cross") if attention is None else attention
     if attention.kind != "cross":
@@ -125,7 +126,7 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
     """Turn attention between tokens, by default the last layer's cross-attention, into attention between words.
 
-    The columns of a word's tokens are added and their rows averaged, so that every row still sums to 1. White space
+    The columns of a word's tokens are added and their rows averaged, so each row still sums to 1. White space
     separates words; control tokens, and tokens of a script without spaces, are words of their own.
     """
     attention = maps.map("cross") if attention is None else attention
@@ -134,13 +135,13 @@ def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -
 
 
 def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
-    """Average the rows and add the columns of the tokens of each word, of weights (…, rows, columns)."""
+    """Average the rows and add the columns of each word's tokens, of weights (…, rows, columns)."""
     looking = _membership(rows.of_tokens)
     return np.asarray((looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens))
 
 
 def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
-    """Average scores (…, rows, columns) over the tokens of each word, without those that are masked: −∞ if all are."""
+    """Average scores (…, rows, columns) over each word's tokens that are not masked: −∞ if all are."""
     looking, seen = _membership(rows.of_tokens).T, _membership(columns.of_tokens)
     is_finite = np.isfinite(scores)
     counts = looking @ is_finite.astype(np.float32) @ seen
@@ -160,7 +161,7 @@ def write_links(links: Iterable[Link]) -> str:
 
 
 def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
-    """Read given alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
+    """Read alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
     found = []
     for number, line in enumerate(read_lines(path, "gold"), start=1):
         sure, possible = set(), set()
@@ -178,7 +179,7 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
 
 
 def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
-    """Read the given alignments of pairs; links of missing words belong to other pairs, or count from 1."""
+    """Read the alignments of pairs; a link of a missing word is a `ValueError`."""
     gold = read_gold_alignments(path)
     if len(gold) != len(pairs):
         raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
@@ -193,10 +194,9 @@ def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> l
 
 
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare the links of sentences with given ones, over all together; none, or others, are a `ValueError`."""
+    """Compare links with given ones over all sentences; no links, or too few sentences, are a `ValueError`."""
     if len(found) != len(gold):
-        must = f"`gold` must have {len(found)} sentences, as many as were aligned"
-        raise ValueError(f"{must}, but has {len(gold)} instead.")
+        raise wrong("gold", f"have {len(found)} sentences, as many as were aligned", len(gold), verb="has")
     links = sure = sure_found = possible_found = 0
     for own, given in zip(map(set, found), gold, strict=True):
         links += len(own)

@@ -1,7 +1,4 @@
-"""The attention of one forward pass, its weights and what they are made of, and the gates of recurrent cells.
-
-Of attention only what is asked for is computed: for the encoder's weights no decoder is run.
-"""
+"""The attention of one forward pass: weights, queries, keys, values and scores."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +17,7 @@ from heedful.modeling_heed import HeedPreTrainedModel
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
-# The stack of each kind of attention, and its name in a layer there.
+# Each kind's stack, and its name in a layer.
 ATTENTIONS: dict[Kind, tuple[str, str]] = {
     "encoder": ("encoder", "self_attn"),
     "decoder": ("decoder", "self_attn"),
@@ -29,25 +26,25 @@ ATTENTIONS: dict[Kind, tuple[str, str]] = {
 
 
 class HeadStates(NamedTuple):
-    """What the heads of one layer compute on the way to their weights (section 3.2.1), in float32 on the CPU.
+    """The computation of one layer's heads up to their weights (section 3.2.1), in float32 on the CPU.
 
-    Heads that share keys and values each have their own copy of them.
+    Each head has its own copy of shared keys and values.
     """
 
     query: torch.Tensor  # (heads, rows, d_k), turned by its position where positions are rotary
     key: torch.Tensor  # (heads, columns, d_k), the same
     value: torch.Tensor  # (heads, columns, d_v)
     scores: torch.Tensor  # q·k, or vᵀ tanh(q + k), of each (heads, rows, columns); −∞ where a mask hides the column
-    scaling: float  # what scores are multiplied by before the softmax: 1/√d_k, or 1
+    scaling: float  # factor of the scores before the softmax: 1/√d_k, or 1
 
 
 def record_weights(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return for each kind that the model has its layers' weights, `(heads, rows, columns)` in float32 on the CPU.
+    """Return the weights of each kind's layers, `(heads, rows, columns)` in float32 on the CPU.
 
-    `layer`, from 0, or from -1 for the last, is the only one to return. The attention function is `eager` if the
-    model's own returns no weights. Weights of windows, blocks or several streams are a `ValueError`.
+    `layer`, from 0, or from -1 for the last, is the only one to return. If the model's attention function returns no
+    weights, `eager` does. Weights of windows, blocks or several streams are a `ValueError`.
     """
     with evaluation_mode(model), torch.no_grad():
         found = _checked_run(model, source_ids, fed_ids, kinds, layer)
@@ -61,9 +58,9 @@ def record_weights(
 def recorded_heads(
     model: Any, kinds: Collection[Kind], layer: int | None = None
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
-    """Yield what the heads compute while a Heed Transformer runs on one pair: of each kind its layers, or the one.
+    """Yield the states of a Heed Transformer's heads, for each kind its layers or the one, which a run fills.
 
-    A run such as `record_weights`'s fills it, but not of other models, relative positions or shared layers.
+    Other models, relative positions and shared layers have none.
     """
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
@@ -75,7 +72,7 @@ def recorded_heads(
 
 
 def check_number(field: str, number: int, count: int) -> None:
-    """Raise a `ValueError` if there is no `layer`, which may be counted from the end, or `head` of that number."""
+    """Raise a `ValueError` if there is no such `layer`, which may count from the end, or `head`."""
     least = -count if field == "layer" else 0
     if not least <= number < count:
         raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
@@ -84,10 +81,10 @@ def check_number(field: str, number: int, count: int) -> None:
 def _checked_run(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return what `_run` does; weights that are no matrix of all tokens, with rows that sum to 1, are an error."""
+    """Return the weights of `_run`, which must be matrices of all tokens with rows that sum to 1."""
     found = _run(model, source_ids, fed_ids, kinds, layer)
     runs = [(found, len(source_ids), len(fed_ids))]
-    if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance be as wide as a source is long
+    if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance have the source's length
         source_ids, fed_ids = (ids[:-1] or [*ids] * 2 for ids in (source_ids, fed_ids))
         runs.append((_run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids)))
     for weights_of, source, fed in runs:
@@ -126,7 +123,7 @@ def _run(
 
 
 def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention]]:
-    """Yield kind and module of each attention that is asked for in the own layers of a Heed Transformer's stacks."""
+    """Yield kind and module of the chosen attentions in a Heed Transformer's stacks."""
     if not isinstance(model, HeedPreTrainedModel) or model.config.share_layers:
         return
     for kind in kinds:
@@ -139,7 +136,7 @@ def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Itera
 
 
 def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple[Any, ...], _: Any) -> None:
-    """Keep what an attention made of its arguments, those of `HeedAttention.forward`, for a batch of one."""
+    """Keep the states of an attention from its arguments, for a batch of one."""
     states, call = arguments
     call = call._replace(cache=None)
     query, key, value = module.project_source(states, call) if module.is_cross else module.project_own(states, call)
@@ -147,7 +144,7 @@ def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple
     key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
     additive = module.additive_score
     scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)
-    if mask is not None:  # 0 where a column is seen, else the smallest number there is
+    if mask is not None:  # 0 where a column is seen, else the smallest number
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
@@ -162,5 +159,5 @@ def _eager(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for config, name in former:  # the whole model's first, because it sets those of its parts too
+        for config, name in former:  # the whole model's first: it sets its parts' too
             config._attn_implementation = name

@@ -1,4 +1,4 @@
-"""A page to hover over: one HTML file with all attention of one pair in it, which loads nothing from the network."""
+"""A page to hover over: one HTML file with all attention of one pair, which needs no network."""
 
 import base64
 import html
@@ -19,9 +19,8 @@ from heedful.files import check_writable, json_in_html, write_text
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
-PARTS = 10_000  # of 1, whose number is written for a weight: four digits
-# Scores are written as parts of the largest, and this for −∞.
-LARGEST_PART, MASKED = 32_767, -32_768
+PARTS = 10_000  # of 1, for a weight
+LARGEST_PART, MASKED = 32_767, -32_768  # of the largest score; for −∞
 CONTROL = re.compile(r"</?[^<>\s]*>")
 
 
@@ -35,18 +34,18 @@ def write_attention_report(
     head: int | None = None,
     tokens: bool = False,
 ) -> Path:
-    """Write a page where hovering, focusing or tapping a word shows what it looks at, and return its path.
+    """Write a page where hovering, focusing or tapping a word shows its attention, and return its path.
 
-    Kind, layer, head, mean and rollout are chosen on the page, and whether it shows weights or, of a Heed Transformer,
-    raw scores, as dots. The weights of a word's tokens are put together as `word_attention` does, and their scores are
-    averaged. The page contains style, script and all numbers to four digits, follows the system's light or dark
-    setting, and works with a keyboard and a screen reader.
+    The page has choices of kind, layer, head, mean and rollout, and of weights or, for a Heed Transformer, raw scores
+    as dots. Weights of words are those of `word_attention`; scores of words are means. The page holds style, script
+    and numbers to four digits, follows the system's light or dark setting, and works with a keyboard and a screen
+    reader.
 
     Args:
-        maps: What to show.
+        maps: The maps.
         path: File to write: .html.
         title: Heading of the page; None takes "Attention".
-        kind: The kind to show first; None takes the first that is there, cross if it is.
+        kind: The kind to show first; None takes the first of the maps, cross if possible.
         layer: The layer to show first, from 0, or from -1 for the last.
         head: The head to show first, or None for the mean over all heads.
         tokens: Whether to show the tokenizer's tokens, not words.
@@ -77,8 +76,8 @@ def write_attention_report(
 
 
 def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
-    """Return tokens and the direction of their first letter that has one, as browsers do for `dir=auto`."""
-    # The Latin letters of control tokens say nothing about the script.
+    """Return tokens and the direction of their first letter with one, as browsers do for `dir=auto`."""
+    # Control tokens have Latin letters in any script.
     text = "".join(token for token in tokens if not CONTROL.fullmatch(token))
     directions = (direction for direction in map(unicodedata.bidirectional, text) if direction in ("L", "R", "AL"))
     return {"tokens": list(tokens), "direction": "ltr" if next(directions, "L") == "L" else "rtl"}
@@ -97,7 +96,7 @@ def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
 
 
 def _packed(weights: np.ndarray) -> str:
-    """Pack weights as little-endian 16-bit parts of 1 in base64, a third of what digits would take."""
+    """Pack weights as little-endian 16-bit parts of 1 in base64, a third of their size in digits."""
     return base64.b64encode(np.rint(weights.clip(0, 1) * PARTS).astype("<u2").tobytes()).decode("ascii")
 
 

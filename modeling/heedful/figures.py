@@ -1,4 +1,4 @@
-"""Small pictures: a figure is rows of two panels, each of which draws into its axes."""
+"""Small pictures: rows of two panels, each of which draws into its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into an SVG or PNG file, with a legend that all share in the first alone.
+    """Draw panels, two in a row, into an SVG or PNG file; a legend that all share appears once.
 
-    The same panels give the same bytes. Neither pyplot nor matplotlib's settings are touched.
+    The same panels give the same bytes. Neither pyplot nor matplotlib's settings change.
     """
     import_extra("matplotlib", "plots")
     import matplotlib
@@ -45,8 +45,8 @@ def lines(
 ) -> Panel:
     """Return a panel with lines through points (x, y), by their names in the legend.
 
-    `log` names the axes with a logarithmic scale, such as "xy"; `families` are the legend's fonts; `settings` are of
-    the axes, such as `xticks`.
+    `log` names the logarithmic axes, such as "xy"; `families` are the legend's fonts; `settings`, such as `xticks`,
+    are of the axes.
     """
 
     def draw(axes: Any) -> None:
@@ -63,7 +63,7 @@ def lines(
 
 
 def name_lines(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Sequence[str] | None) -> None:
-    """Put a legend beside what is drawn, where there is more than one."""
+    """Add a legend where there are several lines."""
     if len(names) > 1:
         for text in axes.legend(drawn, names, fontsize=8 if len(names) < 8 else 6).get_texts():
-            text.set(parse_math=False, family=families)  # as it is, whatever it begins with or holds
+            text.set(parse_math=False, family=families)  # without mathematics

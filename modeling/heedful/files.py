@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and lists and numbers in messages."""
+"""Files and folders that appear whole or not at all, and texts for messages."""
 
 import errno
 import json
@@ -19,26 +19,26 @@ from heedful.messages_heed import listed as listed
 from heedful.messages_heed import wrong
 
 LONGEST_LINE = 2**26  # bytes of a text file
-# What `str.splitlines` ends a line at. In the texts and files that we read, \n and \r\n alone do.
+# All line ends of `str.splitlines`; the files that we read end lines with \n and \r\n alone.
 LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-# Places of this machine, and addresses, of which no user, password or query is told.
+# Paths of this machine, and addresses with user, password and query, which nobody else may see.
 LOCAL_PATH = re.compile(
     r"(?:(?i:file:)|~[^\\/]*[\\/]|(?=/)|(?:.*[\\/])?\.\.[\\/]|[A-Za-z]:[\\/]|\\\\[\w?.]).*?([^\\/]+)[\\/]*", re.DOTALL
 )
 ADDRESS = re.compile(r"(\w[\w+.-]*://)(?:[^/@]*@)?([^?#]*).*", re.DOTALL)
-# Patterns of strangers that may never end: a repeated group, more than three repetitions; and many rounds of peft.
+# Foreign patterns that may never end: a repeated group, more than three repetitions; and many rounds of peft.
 ENDLESS = re.compile(r"^\s*[*+{]|\)\s*[*+{]|([*+{].*){4}|\(\?\w*x|niter_\d{4}", re.DOTALL)
-# What a private folder is called in which something is written: by whose side, and random letters.
+# A private folder: the beginning of its file's name, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write a file or a folder to, which takes the place of `path` when all is written.
+    """Yield a path to write a file or a folder to, which replaces `path` when it is complete.
 
-    It lies in a private folder beside `path`, so that two processes that write one file do not meet. If writing fails,
-    what was at `path` stays; only a killed process leaves its private folder (`leftovers`). A file keeps its mode;
-    where none can take its place, as on a mount point, it gets the bytes. The error of a full disk names `path`.
+    The path lies in a private folder next to `path`, so that two processes can write one file. If writing fails,
+    `path` stays as it was; only a killed process leaves its private folder (`leftovers`). A file keeps its mode; where
+    nothing can replace it, as on a mount point, it gets the bytes. The error of a full disk names `path`.
     """
     path = path.resolve() if path.is_symlink() else path
     prefix = f".{path.name[:40]}."  # of at most 255 bytes with the rest
@@ -69,20 +69,20 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def leftovers(folder: Path) -> dict[Path, str]:
-    """Return the private folders of `written_whole` in a folder, each with the beginning of what was written in it."""
+    """Return the private folders of `written_whole` in a folder, each with the beginning of its file's name."""
     marks = {path: PARTIAL.fullmatch(path.name) for path in folder.iterdir()} if folder.is_dir() else {}
     return {path: mark[1] for path, mark in marks.items() if mark and path.is_dir() and not path.is_symlink()}
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all, in place of an earlier one."""
+    """Write a text file in UTF-8, whole or not at all."""
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def new_folder(target: str | Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target`, which gets that name when all is in it, and is removed if that fails."""
+    """Yield an empty folder, which becomes `target` when it is complete, and goes on an error."""
     target = Path(target)
     check_is_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def new_folder(target: str | Path) -> Iterator[Path]:
 
 
 def check_is_new(target: Path, name: str = "target", kind: str = "folder", advice: str = "") -> None:
-    """Raise a `ValueError` that names the argument if there is something where a folder or file is to be made."""
+    """Raise a `ValueError` that names the argument if something is at `target`."""
     if target.exists() or target.is_symlink():
         raise ValueError(f"`{name}` must be a {kind} that does not exist yet, but {target} does{advice}.")
     check_can_be_made(target, name)
 
 
 def check_can_be_made(path: Path, name: str) -> None:
-    """Raise a `ValueError` that names the argument if `written_whole` could not write a path, by trying it."""
+    """Raise a `ValueError` that names the argument if `written_whole` cannot write a path, by trying it."""
     try:
         if path.is_file():
             path.open("ab").close()
@@ -111,11 +111,11 @@ def check_can_be_made(path: Path, name: str) -> None:
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
-    """Return the path of a file to be written, if its suffix fits and its folder exists; else name the argument."""
+    """Return the path of a file to write; an error names the argument if suffix or folder is wrong."""
     path = Path(path)
     if suffixes is not None and path.suffix.lower() not in suffixes:
         raise wrong(name, f"end in one of {', '.join(suffixes)}", path)
-    real = Path(os.path.realpath(path)) if path.is_symlink() else path  # of a link to itself the link
+    real = Path(os.path.realpath(path)) if path.is_symlink() else path  # a link to itself stays a link
     if real.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"`{name}` must be a file to write, but {path} is {'a folder' if path.is_dir() else 'none'}.")
     if not real.parent.is_dir():
@@ -125,7 +125,7 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
 
 
 def read_lines(path: str | Path, name: str) -> list[str]:
-    """Read a text file in UTF-8, split at line ends and at nothing else of Unicode; errors call it `name`."""
+    """Read a text file in UTF-8 as lines, without Unicode's other line ends; errors call it `name`."""
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")
@@ -138,7 +138,7 @@ def read_lines(path: str | Path, name: str) -> list[str]:
 
 
 def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Yield the lines of a stream of bytes; a `ValueError` names one that is too long before it fills the memory."""
+    """Yield the lines of a stream of bytes; a `ValueError` names a line before it fills the memory."""
     for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
         if len(line) > longest:  # a small compressed file may hold it
             raise ValueError(f"{name} must have lines of at most {longest:,} bytes, but line {number} has more.")
@@ -146,8 +146,8 @@ def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Ite
 
 
 def is_pipe(stream: Any) -> bool:
-    """Return whether the next line of a stream of bytes may be long in coming: of a pipe, a terminal or a device."""
-    with suppress(OSError):  # of what is no file of the system
+    """Return whether a stream of bytes may be slow: a pipe, a terminal or a device."""
+    with suppress(OSError):  # a stream that is no file of the system
         return os.name != "nt" and not S_ISREG(os.fstat(stream.fileno()).st_mode)
     return False
 
@@ -166,10 +166,8 @@ def ready_lines(stream: Any, name: object) -> Iterator[tuple[bytes, bool]]:
 
 
 def other_encoding(content: bytes) -> str | None:
-    """Return which encoding of Korean spreadsheets some bytes seem to have, and how they become UTF-8."""
-    found = None
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        found = "UTF-16"
+    """Return the likely encoding of a Korean spreadsheet's bytes, and how to make UTF-8 of it."""
+    found = "UTF-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else None
     with suppress(UnicodeDecodeError):
         korean = len(re.findall("[가-힣]", content.decode("cp949")))
         if korean > 2 * len(re.findall("[^\0-\x7f]", content.decode("utf-8", "ignore"))) and korean > 1:
@@ -179,24 +177,24 @@ def other_encoding(content: bytes) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Return a text with a space for each line break of any kind, as a file with one text a line holds it."""
+    """Return a text with a space for each line break of any kind."""
     return LINE_END.sub(" ", text)
 
 
 def json_in_html(data: Any) -> str:
-    """Write JSON in which no text can end the script element around it."""
+    """Write JSON in which no text can end its script element."""
     text = json_line(data, separators=(",", ":"))
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def json_line(data: Any, **options: Any) -> str:
-    """Write JSON in which nothing ends a line, not even for readers that split lines as `str.splitlines` does."""
+    """Write JSON in which nothing ends a line, not even for `str.splitlines`."""
     text = json.dumps(data, **{"ensure_ascii": False} | options)
     return LINE_END.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def check_inside(folder: Path) -> None:
-    """Raise a `ValueError` if a link of a model's folder, but for the Hub's cache, or a name in its JSON leads out."""
+    """Raise a `ValueError` if a link or a name in JSON leads out of a model's folder and the Hub's cache."""
     roots = [folder.resolve(), *_blobs_of(folder)]
     for path in filter(Path.is_symlink, folder.rglob("*")):
         target = Path(os.path.realpath(path))
@@ -208,26 +206,26 @@ def check_inside(folder: Path) -> None:
             named = [("weight_map", name) for name in (read.get("weight_map") or {}).values()]
             named += [("transformers_weights", read.get("transformers_weights") or "")]
         except (ValueError, RecursionError, AttributeError):
-            continue  # what reads the file for its own sake names what is wrong with it
+            continue  # the file's own reader names what is wrong
         for key, name in named:
             check_name_inside(name, f"`{key}` of {path}")
 
 
 def is_plain_file(path: Path, folder: Path) -> bool:
-    """Return whether a path in a model's folder is a file there, and no link but one of the Hub's cache."""
+    """Return whether a path in a model's folder is a file, and no link except into the Hub's cache."""
     real = Path(os.path.realpath(path))
     is_there = real == Path(os.path.realpath(folder)) / path.relative_to(folder)
     return real.is_file() and (is_there or real.parent in _blobs_of(folder))
 
 
 def _blobs_of(folder: Path) -> list[Path]:
-    """Return where the Hub's cache keeps the files that a snapshot in it links to; none for another folder."""
+    """Return the folder where the Hub's cache keeps a snapshot's files; none for another folder."""
     caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
     return [cache / "blobs" for cache in caches if cache.name.startswith("models--")]
 
 
 def check_name_inside(name: Any, what: str) -> None:
-    """Raise a `ValueError` that begins with `what` if a name is not that of a file in the same folder or below it."""
+    """Raise a `ValueError` that begins with `what` unless a name is that of a file in the same folder or below."""
     parts = PureWindowsPath(str(name))  # knows the separators of all systems
     if not isinstance(name, str) or parts.drive or parts.root or ".." in parts.parts:
         raise ValueError(f"{what} must name files in the model's folder, but names {name!r} instead.")
@@ -245,7 +243,7 @@ def flush(path: Path) -> None:
 
 
 def shortened(value: Any, width: int = 60) -> str:
-    """Quote a text with its invisible characters made visible, or write another value; what is long is cut."""
+    """Quote a text with its invisible characters escaped, or write another value, cut to a width."""
     written = value if isinstance(value, str) else repr(value)
     written = written if len(written) <= width else written[: width - 1] + "…"
     return repr(written) if isinstance(value, str) else written
@@ -258,7 +256,7 @@ def quoted(names: Iterable[Any], most: int = 8) -> str:
 
 
 def private(value: Any) -> Any:
-    """Return what may be told to others: of each path out of the working directory only its last part."""
+    """Return a value for others to see: a path out of the working directory keeps only its last part."""
     if isinstance(value, Mapping):
         return {name: private(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -272,21 +270,20 @@ def private(value: Any) -> Any:
 def duration(seconds: float) -> str:
     """Write a time in hours and minutes, or in minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def check_at_least(minimum: int, **numbers: float | None) -> None:
-    """Raise a `ValueError` that names the first of some numbers below a minimum; `None` is none."""
+    """Raise a `ValueError` that names the first number below a minimum; `None` passes."""
     for name, number in numbers.items():
         if number is not None and not number >= minimum:
             raise wrong(name, f"be at least {minimum}", number)
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import a package that one of our extras installs, or raise an `ImportError` that names the extra."""
+    """Import a package of one of our extras, or raise an `ImportError` that names the extra."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -294,7 +291,7 @@ def import_extra(name: str, extra: str) -> Any:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a whole folder, if it is there."""
+    """Delete a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -302,7 +299,7 @@ def remove(path: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Shorten an error to its class, but for a `ValueError`, and its first line, or two where that ends in a colon."""
+    """Return an error's class, except of a `ValueError`, and its first line, or two if that ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -1,4 +1,4 @@
-"""The machine that a process runs on: how its memory is handed back, and how OpenMP's threads wait for a core."""
+"""The process and its machine: how freed memory stays, and how OpenMP's threads wait for a core."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 INTERVAL = 0.5  # seconds between two measurements
-CONTENDED, CALM = 0.2, 0.1  # seconds that this process's threads waited for a core, for each second that passed
+CONTENDED, CALM = 0.2, 0.1  # seconds of waiting for a core, per second
 CALM_INTERVALS = 4
 USER_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 TASKS = Path("/proc/self/task")
@@ -21,20 +21,19 @@ TASKS = Path("/proc/self/task")
 
 @cache
 def share_cores() -> None:
-    """Let OpenMP's threads sleep while they wait, whenever other processes need the cores; a second call does nothing.
+    """Let OpenMP's waiting threads sleep while other processes need the cores; a second call does nothing.
 
-    A thread of GNU's OpenMP that waits for others keeps its core busy for milliseconds. That is the fastest way if the
-    others run. If another process has their core, training falls to a third of its speed. With more threads than cores
-    GNU's OpenMP lets waiting threads sleep at once. So a background thread measures how long this process waits for
-    cores, and starts one more thread, which does nothing, while that is long. The work is divided as before, so no
-    result changes. On other systems, and if a variable of `USER_SETTINGS` is set, nothing happens.
+    A waiting thread of GNU's OpenMP keeps its core busy for milliseconds, which is fastest if no other process needs
+    the core; else training falls to a third of its speed. With more threads than cores it sleeps at once. So a
+    background thread measures how long this process waits for cores, and meanwhile starts one idle thread. No result
+    changes. On other systems, and if a variable of `USER_SETTINGS` is set, nothing happens.
     """
     if sys.platform.startswith("linux") and not any(name in os.environ for name in USER_SETTINGS):
         threading.Thread(target=_follow, args=(_shares(),), daemon=True, name="share_cores").start()
 
 
 def _follow(shares: Iterable[float]) -> None:
-    """Keep the additional thread while cores are contended, and until they are calm for some intervals."""
+    """Keep the idle thread while cores are contended, and until they are calm for some intervals."""
     end: threading.Event | None = None
     calm = 0
     for share in shares:
@@ -48,7 +47,7 @@ def _follow(shares: Iterable[float]) -> None:
 
 
 def _shares() -> Iterator[float]:
-    """Yield, after each interval, for what share of it this process's threads waited for a core, added up."""
+    """Yield, after each interval, the share of it that this process's threads waited for a core, added up."""
     before = time.perf_counter(), _seconds_waited()
     while True:
         time.sleep(INTERVAL)
@@ -58,7 +57,7 @@ def _shares() -> Iterator[float]:
 
 
 def _seconds_waited() -> float:
-    """Return how long the present threads of this process have been ready to run without a core."""
+    """Return how long this process's threads have been ready without a core."""
     nanoseconds = 0
     with suppress(OSError):  # a kernel that does not count
         for task in TASKS.iterdir():
@@ -70,10 +69,10 @@ def _seconds_waited() -> float:
 def _crowd(end: threading.Event) -> None:
     """Let OpenMP have one more thread than there are cores, until the event."""
     missing = len(os.sched_getaffinity(0)) - torch.get_num_threads()
-    free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # which does nothing with a null pointer
+    free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # does nothing with a null pointer
     for library in _loaded_libraries("libgomp"):
-        with suppress(OSError, AttributeError):  # the file has gone since; a part of the library without that function
-            ctypes.CDLL(library).GOMP_parallel(free, None, max(missing, 0) + 2, 0)  # this thread is the first of them
+        with suppress(OSError, AttributeError):  # no file any more; or no such function
+            ctypes.CDLL(library).GOMP_parallel(free, None, max(missing, 0) + 2, 0)  # with this thread
     end.wait()
 
 
@@ -83,11 +82,11 @@ def _loaded_libraries(name: str) -> set[str]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step: to map it anew takes a fifth to a third of a step on the CPU."""
+    """Let glibc keep freed memory: mapping it again takes a fifth to a third of a step on the CPU."""
     if not sys.platform.startswith("linux"):
         return
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-    with suppress(OSError, AttributeError):  # another C library: it has its own ways
+    with suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL("libc.so.6")
         if not library.mallopt(mmap_threshold, 1 << 30):
             library.mallopt(mmap_threshold, 1 << 25)  # the most that glibc before 2.35 takes

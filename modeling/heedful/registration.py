@@ -1,8 +1,8 @@
 """Heed's models in the Auto classes and pipelines of transformers, without importing either.
 
-Whoever imports heedful may load a Heed model by `AutoModelForSeq2SeqLM` without trusting its code. To import the Auto
-classes for that would make `import heedful` take seconds. So what is imported already is registered at once, and the
-rest when Python imports it: a finder at the head of `sys.meta_path` sees each import. There is no other way.
+`AutoModelForSeq2SeqLM` loads a Heed model without trusting its code once heedful is imported. Importing the Auto
+classes would make `import heedful` take seconds. So a finder at the head of `sys.meta_path` registers each class when
+Python imports its Auto class; Python has no other way.
 """
 
 import sys
@@ -35,7 +35,7 @@ def _register_models() -> None:
 
 
 def _send_code_along(kind: str) -> None:
-    """Let `save_pretrained` put the code of a family's models into their folders."""
+    """Let `save_pretrained` copy the code of a family's models into their folders."""
     getattr(heedful, f"{kind}Model").register_for_auto_class("AutoModel")
     getattr(heedful, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
 
@@ -45,8 +45,8 @@ def _register_tokenizer() -> None:
 
     from heedful.tokenization_heed import HeedSourceTokenizer
 
-    # Folders name the class of their tokenizer, which is found by that name, whatever the config. With HeedConfig it
-    # would also replace every tokenizer whose code is not trusted.
+    # A folder's tokenizer is found by the name of its class, whatever the config. With HeedConfig it would replace
+    # every tokenizer whose code is not trusted.
     of_no_model = type("HeedSourceTokenizerConfig", (PreTrainedConfig,), {})
     AutoTokenizer.register(of_no_model, fast_tokenizer_class=HeedSourceTokenizer)
 
@@ -61,7 +61,7 @@ def _register_pipeline() -> None:
 
 CONFIGS = {"heedful.configuration_heed", "heedful.configuration_heed_rnn"}
 MODELS = {"heedful.modeling_heed", "heedful.modeling_heed_rnn"}
-# Which module has been imported when something is to be registered, which modules of Heed it needs, and how.
+# After the import of a module: which modules of Heed its registration needs, and the registration.
 _REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
     "transformers.models.auto.configuration_auto": (CONFIGS, _register_config),
     "transformers.models.auto.modeling_auto": (MODELS, _register_models),
@@ -75,7 +75,7 @@ _in_progress: set[str] = set()
 
 
 def _register_what_is_ready() -> None:
-    """Register the classes whose Auto classes are imported; what is still being imported has its turn when done."""
+    """Register the classes whose Auto classes are imported completely."""
     for module, (heed_modules, register) in list(_REGISTRATIONS.items()):
         ready = module in sys.modules and not {module, *heed_modules} & _in_progress
         if ready and module in _REGISTRATIONS:
@@ -84,10 +84,10 @@ def _register_what_is_ready() -> None:
 
 
 class _AutoClassFinder(MetaPathFinder):
-    """Registers Heed's classes right after the modules concerned have been imported."""
+    """Registers Heed's classes right after the import of the modules concerned."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find the module as Python would, and let its loader register Heed's classes when it is done."""
+        """Find the module as Python would, and let its loader register Heed's classes at its end."""
         if fullname not in _WATCHED:
             return None
         _WATCHED.remove(fullname)
@@ -109,7 +109,7 @@ class _AutoClassFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Register what can be registered now, and watch for the imports of the rest."""
+    """Register what is imported already, and watch for the imports of the rest."""
     if not any(isinstance(finder, _AutoClassFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AutoClassFinder())
     _register_what_is_ready()

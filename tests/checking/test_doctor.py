@@ -88,14 +88,6 @@ BROKEN = [  # changes of the recipe, and what is found
     ({"decoding.max_length": 3}, ("error", "decoding_lengths", "decoding.max_length")),
     ({"data.cleaning.max_ratio": 1.0}, ("error", "cleaning", "data.cleaning")),
     ({"optimization.tokens_per_update": 10**6}, ("warning", "epochs", "optimization.tokens_per_update")),
-    ({"validation.every_updates": 61}, ("warning", "intervals", "validation.every_updates")),
-    (
-        {
-            **{"optimization.schedule": "linear", "optimization.max_minutes": 0.02, "validation.every_updates": 1},
-            **{"optimization.max_updates": 10**6, "optimization.warmup_updates": 1},
-        },
-        ("warning", "schedule", "optimization.max_updates"),  # the clock ends the run before
-    ),
     (
         {"model.options.position_encoding": "learned", "model.options.max_position_embeddings": 4},
         ("error", "positions", "data.train"),

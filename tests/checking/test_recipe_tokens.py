@@ -156,9 +156,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         (PLAN, {limit: value}, [("warning", "optimization.max_updates")], ["after 600 updates", f"`{limit}`", "44 %"])
         for limit, value in (("optimization.max_epochs", 6), ("optimization.max_minutes", 5))
     ),
-    (PLAN, {"optimization.schedule": "constant", "optimization.max_epochs": 6}, [], []),
     ((4,), {}, [("warning", "optimization.max_updates")], ["250 times"]),
-    ((5,), {}, [], []),
     (PLAN, NEVER | {"validation.patience": None}, [("warning", "validation.every_updates")], []),
     (PLAN, NEVER, [("error", "validation.every_updates")], []),
     (PLAN, NEVER | OF_BEST, [("error", "validation.every_updates")], []),

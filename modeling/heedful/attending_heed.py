@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from .configuration_heed import GATED_ACTIVATIONS, RELATIVE_ENCODINGS, HeedConfig, check_one_kernel
 from .fast_paths_heed import computing_dtype
+from .messages_heed import wrong
 from .packed_rows_heed import ALL_PADDED, PADDED, EndToEnd, Layout, packed_attention
 from .positions_heed import positions_of
 from .versions_heed import by_name
@@ -108,8 +109,7 @@ def call_of(
     kernel = settings._attn_implementation  # once: to read a config takes microseconds
     if kernel == "flex_attention" and cache is not None and cache.is_compileable:
         # Its mask is read after the cache has moved the position that the mask counts from.
-        must = "`attn_implementation` must be eager or sdpa beside a static cache"
-        raise ValueError(f"{must}, but is flex_attention instead.")
+        raise wrong("attn_implementation", "be eager or sdpa beside a static cache", kernel)
     # Where one of both is missing, or a cache is filled, the decoder's padding is computed too.
     leaves_out = packing is not None and cache is None and (side == "encoder" or source is not None)
     layouts = packing if leaves_out else ALL_PADDED
@@ -347,11 +347,11 @@ def check_kernel_name(config: HeedConfig, name: str | None) -> None:
 def flex_attention(module: Any, query: torch.Tensor, *others: Any, **given: Any) -> tuple[torch.Tensor, Weights]:
     """Call transformers' function of that name; a `ValueError` where it cannot do what is asked of it."""
     if given["dropout"] > 0:
-        must = "`attention_dropout` must be 0 to train with flex_attention, which cannot drop weights"
-        raise ValueError(f"{must}, but is {given['dropout']} instead; eager and sdpa can.")
+        must = "be 0 to train with flex_attention, which cannot drop weights"
+        raise wrong("attention_dropout", must, given["dropout"], advice="eager and sdpa can")
     if query.requires_grad and query.device.type == "cpu":
-        must = "`attn_implementation` must be eager or sdpa to compute gradients on the CPU"
-        raise ValueError(f"{must}, but is flex_attention instead. `torch.no_grad()` computes none.")
+        must, advice = "be eager or sdpa to compute gradients on the CPU", "`torch.no_grad()` computes none"
+        raise wrong("attn_implementation", must, "flex_attention", advice=advice)
     return ALL_ATTENTION_FUNCTIONS["flex_attention"](module, query, *others, **given)
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, runs_known_code
-from .messages_heed import listed
+from .messages_heed import listed, wrong
 from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 
 # The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
@@ -31,28 +31,26 @@ def check_strategy(arguments: dict[str, Any]) -> None:
     """Raise a `ValueError` for arguments beside a callable `custom_generate`, which would not get them."""
     for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
-            must = f"`{name}` must be None with a `custom_generate`, to which transformers hands none"
-            raise ValueError(f"{must}, but is a {type(given).__name__} instead.")
+            must = "be None with a `custom_generate`, to which transformers hands none"
+            raise wrong(name, must, f"a {type(given).__name__}")
 
 
 def check_generate_arguments(kwargs: dict[str, Any]) -> None:
     """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
-        must = f"`custom_generate` must be an object such as {strategy.__name__}(…)"
-        raise ValueError(f"{must}, but is the class itself instead.")
+        raise wrong("custom_generate", f"be an object such as {strategy.__name__}(…)", "the class itself")
     check_strategy(kwargs)
     sources = [kwargs.get("inputs"), kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     sources.append(getattr(kwargs.get("encoder_outputs"), "last_hidden_state", None))
     source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
     if is_ids and (source.dim() != 2 or not source.numel()):
-        must = "`input_ids` must be of shape (batch, source_length), with a sentence and a token at least"
-        raise ValueError(f"{must}, but are of shape {tuple(source.shape)} instead.")
+        must = "be of shape (batch, source_length), with a sentence and a token at least"
+        raise wrong("input_ids", must, f"of shape {tuple(source.shape)}", verb="are")
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
-        must = f"`decoder_input_ids` must have a row for each of the {len(source)} sources"
-        raise ValueError(f"{must}, but have {len(prompt)} instead.")
+        raise wrong("decoder_input_ids", f"have a row for each of the {len(source)} sources", len(prompt), verb="have")
 
 
 def counted(
@@ -80,8 +78,8 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
     if read and given <= read:
-        must = f"`decoder_input_ids` must be the whole target so far, more than the {read} tokens in `{CACHE}`"
-        raise ValueError(f"{must}, but are {given} tokens instead.")
+        must = f"be the whole target so far, more than the {read} tokens in `{CACHE}`"
+        raise wrong("decoder_input_ids", must, f"{given} tokens", verb="are")
     if read and kwargs.get("decoder_attention_mask") is None:
         kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would read them once more
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_eager, linear
+from .messages_heed import wrong
 
 TOKENS_AT_ONCE = 256  # whose logits `OutputLoss` holds on the CPU
 LOGITS_ON_GPU = 2**27  # that it holds there, where to launch an operation for a few takes as long as for many
@@ -126,8 +127,8 @@ def replace_by_gradient(
 def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
     """Raise a `ValueError` unless there is a label for each of the states or logits."""
     if states.shape[:-1] != labels.shape:
-        must = f"`labels` must have the shape of the logits, {tuple(states.shape[:-1])}"
-        raise ValueError(f"{must}, but have {tuple(labels.shape)} instead.")
+        must = f"have the shape of the logits, {tuple(states.shape[:-1])}"
+        raise wrong("labels", must, tuple(labels.shape), verb="have")
 
 
 def mean_per_label(total: torch.Tensor, labels: torch.Tensor, count: int | torch.Tensor | None) -> torch.Tensor:

@@ -32,6 +32,7 @@ from .cells_heed import (
 from .configuration_heed_rnn import HeedRNNConfig
 from .encoder_decoder_heed import EncoderDecoder, OutputLayer
 from .generation_heed import HeedGenerationMixin
+from .messages_heed import wrong
 from .pretrained_heed import HeedBaseModel
 from .versions_heed import CACHE, decoder_output, either_cache_name
 
@@ -94,8 +95,8 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
         """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""
         if attn_implementation != "eager":
-            must = "`attn_implementation` must be eager for a recurrent model, which has one way to attend"
-            raise ValueError(f"{must}, but is {attn_implementation!r} instead.")
+            must = "be eager for a recurrent model, which has one way to attend"
+            raise wrong("attn_implementation", must, repr(attn_implementation))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -357,10 +358,9 @@ class HeedRNNDecoder(HeedRNNStack):
 
     def _check_given(self, cache: Any, records_attention: bool | None) -> None:
         if cache is not None and not isinstance(cache, RecurrentCache):
-            raise ValueError(f"`{CACHE}` must be a RecurrentCache, but is a {type(cache).__name__} instead.")
+            raise wrong(CACHE, "be a RecurrentCache", f"a {type(cache).__name__}")
         if records_attention and self.cross_attn is None:
-            must = "be False where the config's `attention` is none"
-            raise ValueError(f"`output_attentions` must {must}, but is True instead.")
+            raise wrong("output_attentions", "be False where the config's `attention` is none", True)
 
     def _look_at(self, source: torch.Tensor, mask: MaybeTensor, memory: RecurrentMemory, fed: MaybeTensor) -> Look:
         """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""

@@ -20,7 +20,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from .checksums_heed import write_checksums
 from .configuration_base_heed import CHANGED_CODE, HeedBaseConfig
 from .fast_paths_heed import foreign_code, is_eager, is_known, is_ours, method_of_one
-from .messages_heed import listed
+from .messages_heed import listed, wrong
 from .processor_heed import multiplies_bytes_exactly
 from .versions_heed import check_peft
 
@@ -238,8 +238,8 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
         """
         if self.config.shares_source_and_target_embeddings:
-            must = "`share_encoder_decoder_embeddings` must be False where the target's embeddings alone are resized"
-            raise ValueError(f"{must}, but is True instead; `resize_token_embeddings` resizes both.")
+            must, advice = "be False where the target's embeddings alone are resized", "call `resize_token_embeddings`"
+            raise wrong("share_encoder_decoder_embeddings", must, True, advice=f"{advice}, which resizes both")
         return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def _resize(

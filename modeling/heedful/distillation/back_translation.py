@@ -1,4 +1,4 @@
-"""Pairs of which a model makes one side: sources for targets (back-translation), or targets for sources."""
+"""Pairs with one side made by a model: sources (back-translation), or targets (distillation)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,12 +14,10 @@ from heedful.decoding.translation import Translator
 from heedful.files import check_at_least
 from heedful.symbols_heed import check_are_several, trimmed
 
-NOISE = 0.1  # the share of words that are deleted, and that are replaced
+NOISE = 0.1  # share of words to delete, and to replace
 FURTHEST_SWAP = 3  # words
-LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times on end
-
-
-# Ways of decoding, with their settings and what those are by default.
+LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times in a row
+# Ways of decoding, with their settings and defaults.
 METHODS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beam": {"num_beams": 5},
@@ -30,13 +28,15 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class BackTranslation:
-    """How sources are made for given targets.
+    """Settings to make sources for given targets.
 
-    `sampling` draws from the model's distribution, `noised` is beam search whose words are then deleted (one in ten),
-    replaced by `_` (one in ten) and moved by up to three places (Edunov et al., 2018, arXiv 1808.09381). Both are the
-    same in every batch: their random numbers follow from `seed` and the number of the line. Lines without words, and
-    sources that are empty, not ended or repeat themselves four times on end, are left out and counted. A setting that
-    is out of range, or not one of the method's in `METHODS`, is a `ValueError`; None is the method's default.
+    `sampling` draws from the model's distribution. `noised` is beam search, and then one word in ten is deleted, one
+    in ten is replaced by `_`, and words move by up to three places (Edunov et al., 2018, arXiv 1808.09381). Random
+    numbers depend on `seed` and the number of the line alone. Lines without words and sources that are empty, not
+    ended or repeat themselves four times in a row are left out. `None` is the default of the method in `METHODS`.
+
+    Raises:
+        ValueError: If a setting is out of range or belongs to another method.
     """
 
     method: str = "beam"
@@ -61,10 +61,7 @@ class BackTranslation:
         self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
-        """Yield a `source` for each `target`, in order, without those that are left out.
-
-        `settings` are keywords of `Translator.translate_lines`.
-        """
+        """Yield a `source` for each `target` in order. `settings` are those of `Translator.translate_lines`."""
         check_are_several(lines, "lines")
         if self._sampling is None:
             _check_search(translator, self.method)
@@ -84,11 +81,10 @@ class BackTranslation:
 
 @dataclass
 class SequenceDistillation:
-    """How a student's targets are made of given sources: by the teacher's beam search.
+    """Settings to make targets for given sources by a teacher's beam search (Kim and Rush, 2016, section 3.2).
 
-    That is sequence-level knowledge distillation (Kim and Rush, 2016, arXiv 1606.07947, section 3.2), and with
-    `closest` sequence-level interpolation (section 3.3): of so many hypotheses, the one closest to the reference by
-    sentence BLEU is taken. What is left out is what `BackTranslation` leaves out.
+    With `closest` it is sequence-level interpolation (section 3.3): of so many hypotheses, the one closest to the
+    reference by sentence BLEU is taken. `BackTranslation` says what is left out.
     """
 
     num_beams: int = 5
@@ -102,7 +98,7 @@ class SequenceDistillation:
     def pairs(
         self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
     ) -> Iterator[dict[str, str]]:
-        """Yield the `source` of each pair with a `target` of the teacher's, as `BackTranslation.pairs` does."""
+        """Yield the `source` of each pair with a `target` of the teacher."""
         from sacrebleu import sentence_bleu
 
         _check_search(translator, "distillation")
@@ -127,14 +123,14 @@ def _check_search(translator: Translator, purpose: str) -> None:
 
 
 def is_useful(made: Translation) -> bool:
-    """Tell whether a text that a model has made has an end, and is no loop."""
+    """Return whether a generated text has an end and no loop."""
     return made.finished and not LOOP.search(f"{made.text} ")
 
 
 def noised(text: str, seed: int, number: int) -> str:
-    """Delete, replace and move words, each with the white space before it, of the text with this number."""
+    """Delete, replace and move words of the text with a number."""
     words = re.findall(r"(\s*)(\S+)", text)
-    # Raw output, the one thing that numpy promises never to change.
+    # Raw output, which numpy promises never to change.
     raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
     deleted, replaced, moved = raw / 2.0**64
     kept = [

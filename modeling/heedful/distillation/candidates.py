@@ -1,4 +1,4 @@
-"""Translations that any system has made, several for a source: one of them is chosen as the target of a pair."""
+"""Several translations of a source, by any system: one is chosen as the target of a pair."""
 
 import math
 import unicodedata
@@ -16,16 +16,15 @@ from heedful.data.sources import reading, row_reader
 from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, expected_utilities
 from heedful.files import quoted, shortened
 
-Candidates = tuple[str, list[tuple[str, float]]]  # a source, and texts with their scores, 0 where there are none
+Candidates = tuple[str, list[tuple[str, float]]]  # a source, and texts with their scores or 0
 METHODS = ("chrf", "bleu", "reverse", "score")
 
 
 def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
-    """Yield the candidates of each source of a corpus, which is one place of `read_pairs` and read row by row.
+    """Yield the candidates of each source of a corpus, read row by row.
 
-    A row holds all candidates of its source (in the columns `candidates` and perhaps `scores`), or one of them
-    (`candidate`, or what `target` names, and perhaps `score`); then those of a source are rows one behind the other.
-    A `ValueError` names the row with anything else, and with `scores` that are missing if `with_scores` is true.
+    A row has all candidates of its source (`candidates`, perhaps `scores`), or one of them (`candidate` or the column
+    `target`, perhaps `score`); then rows of one source are neighbours. A `ValueError` names a row with anything else.
     """
     with reading("candidates"):
         given = row_reader(location, (source, target), "train", streaming=True)
@@ -64,21 +63,20 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
 
 @dataclass
 class CandidateChoice:
-    """How one candidate of each source is chosen as its target, and which candidates are left out before.
+    """How one candidate of each source is chosen as its target.
 
-    `chrf` and `bleu` take the one most like the others by this measure (minimum Bayes risk: Kumar and Byrne, 2004; for
-    targets: Finkelstein and Freitag, 2023, arXiv 2309.10966); `reverse` the one from which a model of the other
-    direction finds the source most probable (as in Ng et al., 2019, arXiv 1907.06616); `score` the one
-    with the highest score. Of equals the one with the higher score is taken, or else the first. Before, those are left
-    out that break a cleaning rule or are hardly in the script of `language`, a code such as ko; afterwards pairs that
-    came before.
+    `chrf` and `bleu` choose the one most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein and
+    Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a model of the other direction finds the
+    source most probable (Ng et al., 2019, arXiv 1907.06616), and `score` the one with the highest score. Ties go to
+    the higher score, then to the first. Candidates that break a cleaning rule or lack the script of `language` (a code
+    such as ko) are left out before, and repeated pairs afterwards.
     """
 
     method: str = "chrf"
     max_ratio: float | None = None
     language: str | None = None
     left_out: Counter[str] = field(default_factory=Counter, init=False)  # by reason
-    repeated: int = field(default=0, init=False)  # how often a source came again
+    repeated: int = field(default=0, init=False)  # sources that came again
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -90,10 +88,9 @@ class CandidateChoice:
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
-        """Yield a `source` and a `target` for each source, in order, without those that are left out.
+        """Yield a `source` and a `target` for each source, in order; a `ValueError` says why no pair is left.
 
-        `reverse` is the `Translator` of the method of that name, and `settings` are keywords of its `score_pairs`. If
-        no pair is left, a `ValueError` says why.
+        `reverse` is the `Translator` of that method, with the `settings` of its `score_pairs`.
         """
         if (reverse is None) == (self.method == "reverse"):
             found = f"{type(reverse).__name__} for {self.method}"
@@ -104,10 +101,10 @@ class CandidateChoice:
         utility = utilities.get(self.method)
         kept = ((source, self._kept(source, candidates)) for source, candidates in rows)
         seen: set[bytes] = set()
-        sources: set[int] = set()  # their hashes, which are smaller
+        sources: set[int] = set()  # hashes, to save memory
         count = 0
         for source, candidates in kept if reverse is None else self._scored(kept, reverse, settings):
-            plain = " ".join(source.split())  # so it is judged; what is chosen keeps its own spaces
+            plain = " ".join(source.split())  # for the rules; the pair keeps its own spaces
             self.repeated += hash(plain) in sources
             sources.add(hash(plain))
             texts = [text for text, _ in candidates]
@@ -135,7 +132,7 @@ class CandidateChoice:
         return kept
 
     def _scored(self, rows: Iterable[Candidates], reverse: Any, settings: dict[str, Any]) -> Iterator[Candidates]:
-        """Give each candidate the log-probability of its source; one that is too long is left out."""
+        """Give each candidate the log-probability of its source, and leave out those that are too long."""
         rows, copies = tee(rows)
         given = ((text, source) for source, candidates in copies for text, _ in candidates)
         scores = reverse.score_pairs(given, keep_going=True, **settings)
@@ -144,10 +141,10 @@ class CandidateChoice:
             kept = [(text, score.log_probability) for (text, _), score in found if score is not None]
             self.left_out["too long"] += len(candidates) - len(kept)
             yield source, kept
-        next(scores, None)  # warns at its end
+        next(scores, None)  # it warns at its end
 
     def summary(self) -> str:
-        """Say in a line what was left out so far, by the names of the cleaning rules, and what came again."""
+        """Return a line that says what was left out, by cleaning rule, and what came again."""
         found = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count) or "none"
         again = f"; {self.repeated:,} sources came again, each with a choice of its own" if self.repeated else ""
         return f"left out: {found}{again}"

@@ -1,4 +1,4 @@
-"""What a teacher says of given targets, in a folder that `heedful.data.epochs.teacher` reads."""
+"""A teacher's probabilities of given targets, in the folder of `heedful.data.epochs.teacher`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from heedful.generation_heed import check_logits
 
 
 def load_teachers(names: Sequence[str], device: str | None = None) -> Translator:
-    """Load a teacher, or several as an ensemble; tokenizers that differ are a `ValueError`."""
+    """Load a teacher, or an ensemble of teachers with the same tokenizer."""
     first, *others = (Translator.from_pretrained(name, device) for name in names)
     for name, other in zip(names[1:], others, strict=True):
         if other.tokenizers.fingerprint() != first.tokenizers.fingerprint():
@@ -40,10 +40,10 @@ def write_teacher_tokens(
     top_k: int = 8,
     token_budget: int = 8192,
 ) -> tuple[int, int]:
-    """Write the `top_k` most probable tokens at each place of the targets; return how many rows, and are too long.
+    """Write the `top_k` most probable tokens at each place of the targets; count the rows, and the pairs left out.
 
-    Of two `languages` the pairs are encoded into the first, and then the other way. `token_budget` are the padded
-    tokens of a batch. The ids of all pairs are held in memory; what the teacher says goes to the disk at once.
+    With two `languages`, pairs are read in both directions. A batch has `token_budget` padded tokens. Memory holds the
+    ids of all pairs.
     """
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     if top_k > len(tokenizers.target):
@@ -75,7 +75,7 @@ def write_teacher_tokens(
 def _most_probable(
     models: list[Any], rows: EncodedPairs, top_k: int, token_budget: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the number of each row, and `(length, k)` tokens and probabilities of the models' mean."""
+    """Yield the number of each row, with `(length, k)` tokens and mean probabilities of the models."""
     weights, lengths = [1 / len(models)] * len(models), (rows.source_lengths, rows.target_lengths)
     batches = forced_batches(models[0], rows, lengths, token_budget)
     for numbers, inputs, decoder_inputs, labels in tqdm(batches, unit=" batches", leave=False, disable=None):

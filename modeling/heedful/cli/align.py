@@ -45,7 +45,6 @@ def align(
 def _pairs_of(
     text: str | None, target: str | None, data: list[str] | None, source: str | None, target_column: str | None
 ) -> list[Pair]:
-    """Return the sentence of the command line, or the pairs of its files."""
     if (text is None) == (data is None):
         raise ValueError("Either TEXT or --data must be given, and not both.")
     if text is not None and (source or target_column):

@@ -10,7 +10,7 @@ from heedful.cli import options
 from heedful.files import check_writable, import_extra
 
 Kind = Literal["cross", "encoder", "decoder"]
-Pair = tuple[str, str | None]  # a source with its target, or None for the model's own translation
+Pair = tuple[str, str | None]  # a source and its target; None: the model translates
 Text = Annotated[str, Argument(metavar="TEXT", help="The source sentence.")]
 Translation = Annotated[str | None, Option("--target", help="Its translation. Default: the model's own.")]
 Layer = Annotated[int | None, Option(help="Layer, from 0; -1, the default, is the last.")]
@@ -65,7 +65,7 @@ def attention(
 def attention_of(
     model: str, revision: str | None, device: str | None, pairs: Sequence[Pair], kind: Kind | None, to: str | None
 ) -> Iterator[Any]:
-    """Yield the attention of pairs: of one kind, or of all that the model has."""
+    """Yield the attention of pairs, of one kind or of all."""
     from heedful.attention.maps import attention_maps
 
     translator = options.load_translator(model, device, revision)

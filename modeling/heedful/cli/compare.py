@@ -64,7 +64,7 @@ def compare(
         columns = columns_of(where, source, target, next(iter(recipes), None), into)
         pairs[into] = list(options.read_pairs(where, *columns, split="test", references=references))
     accepted = {into: references_of(rows) for into, rows in pairs.items()}
-    for each in accepted.values():  # raises now what it would raise when all is translated
+    for each in accepted.values():  # raises now, not after the translation
         metrics.fitting_tokenizer(tokenize, metrics.references_left(ignore, each))
     texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to]), accepted[to]) for place in files}
     from heedful.decoding.loading import model_folder
@@ -92,7 +92,7 @@ def compare(
 
 
 def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:
-    """Return the places of pairs by the language that they are translated into: `--to`, or that before each `=`."""
+    """Return the places of pairs by target language: `--to`, or the one before each `=`."""
     marks = [None if Path(place).exists() else re.fullmatch(r"([\w-]+)=(.+)", place) for place in data]
     if not any(marks):
         return {to: data}

@@ -32,18 +32,17 @@ def convert(
     options.quieten()
     options.check_apart(add_language=add_language, decoder_layers=decoder_layers)
     options.check_apart(add_language=add_language, target_language=target_language)
-    details: dict[str, Any] = {"column": column, "like": like, "pieces": pieces, "old": old}
+    details: dict[str, Any] = {"column": column, "like": like, "pieces": pieces, "old": old, "pairs": pairs}
     details = {name: value for name, value in details.items() if value is not None}
-    if add_language is None and (pairs is not None or details):
-        name = next(iter(details), "pairs")
-        raise ValueError(f"`{name}` must be left out without `--add-language`.")
+    if add_language is None and details:
+        raise ValueError(f"`{next(iter(details))}` must be left out without `--add-language`.")
     if add_language is not None:
         if pairs is None:
             raise ValueError("`pairs` must be given with `--add-language`, but is not.")
         from heedful.conversion.language_addition import NewLanguage
         from heedful.conversion.language_addition import add_language as add
 
-        result = add(source, target, NewLanguage(add_language, pairs, **details), source_language)
+        result = add(source, target, NewLanguage(add_language, **details), source_language)
     elif decoder_layers is None:
         result = convert_folder(source, target, source_language, target_language)
     else:

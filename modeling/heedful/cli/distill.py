@@ -24,9 +24,7 @@ def distill(
     closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     candidates: Annotated[str | None, Option(help="In place of TEACHER: file of translations to choose from.")] = None,
-    choose: Annotated[
-        Choice | None, Option(help="Most like the others, by --reverse, or a score. Default: chrf.")
-    ] = None,
+    choose: Annotated[Choice | None, Option(help="Most like the others, --reverse, or score. Default: chrf.")] = None,
     reverse: Annotated[str | None, Option(help="Model of the other direction, for --choose reverse.")] = None,
     max_ratio: Annotated[float | None, Option(help="Drop candidates so many times as long or short.")] = None,
     language: Annotated[str | None, Option(help="Drop candidates in another script than this language's.")] = None,
@@ -64,17 +62,17 @@ def distill(
 
         making, choice = None, CandidateChoice(choose or "chrf", max_ratio, language)
         place = candidates, source, target, choose == "score"
-        deque(read_candidates(*place), maxlen=0)  # what is wrong in the last row is known before anything is computed
+        deque(read_candidates(*place), maxlen=0)  # finds mistakes in the last row before anything is computed
         backward = reverse and options.load_translator(reverse, device)
         made = choice.pairs(read_candidates(*place), backward, **settings)
-    # The columns are named as those of the data, so that a recipe reads them as it reads those.
+    # With the column names of the data, as recipes know them.
     write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
     if candidates is not None:
         print(choice.summary(), file=sys.stderr)
 
 
 def _check_given(where: str, needed: dict[str, Any], unread: dict[str, Any]) -> None:
-    """Raise a `ValueError` that names an option that must be given, or would not be read."""
+    """Raise a `ValueError` for an option that is needed or would not be read."""
     for name, value in needed.items():
         if not value:
             raise ValueError(f"`{name}` must be given {where}.")

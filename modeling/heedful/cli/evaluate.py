@@ -55,7 +55,7 @@ def evaluate(
     recipe = recipe_in(model, revision)
     tokenize, ignore = scoring_of([recipe] if recipe else [], tokenize, ignore)
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
-    metrics.score_translations([""], [""], **scoring)  # raises now what it would raise when all is translated
+    metrics.score_translations([""], [""], **scoring)  # raises now, not after the translation
     source, target = columns_of(data, source, target, recipe)
     pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
@@ -96,7 +96,7 @@ def learned_metric(name: str, device: str | None = None) -> Any:
 
 
 def recipe_in(model: str, revision: str | None = None) -> Any:
-    """Return the recipe in the folder of a model, here or on the Hub; `None` where there is none that can be read."""
+    """Return the recipe in the folder of a model, here or on the Hub, or `None`."""
     with suppress(OSError, ValueError):
         from heedful.decoding.loading import model_folder
         from heedful.training.recipe_file import recipe_of
@@ -106,10 +106,10 @@ def recipe_in(model: str, revision: str | None = None) -> Any:
 
 
 def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None) -> list[str | None]:
-    """Return BLEU's tokenizer and what is ignored: as asked for, or as the models' recipes have it, which is said."""
+    """Return BLEU's tokenizer and what is ignored: as given, or as in the recipes of the models."""
     asked = {"bleu_tokenizer": tokenize, "ignore": ignore}
     for key, given in asked.items():
-        own = {getattr(recipe.decoding, key) for recipe in recipes} - {None, "13a"}  # which fits most languages
+        own = {getattr(recipe.decoding, key) for recipe in recipes} - {None, "13a"}  # the usual one
         if given is None and own:
             asked[key], *others = sorted(own)
             also = f", though another has {', '.join(others)}" if others else ""
@@ -120,7 +120,7 @@ def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None)
 def columns_of(
     data: list[str], source: str | None, target: str | None, recipe: Any, into: str | None = None
 ) -> tuple[str, str]:
-    """Return the columns of pairs: as asked for, or the recipe's, or `source` and `target` or the language `into`."""
+    """Return the columns of pairs: as given, or the recipe's, or `source` and `target`, or the language `into`."""
     named = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
     named.append(("source", "target"))
     choices = [(source or one, target or other) for one, other in [*((one, into) for one, _ in named if into), *named]]
@@ -135,7 +135,7 @@ def columns_of(
 
 
 def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
-    """Say which pairs training has seen, or drops from its own: they are scored all the same."""
+    """Report pairs that training has seen, or that its rules drop."""
     import numpy as np
 
     from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
@@ -153,7 +153,7 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
 
 
 def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> None:
-    """Warn if a model's recipe says that it was trained in the other direction alone."""
+    """Warn if a model was trained in the other direction alone."""
     directions = {(part.source, part.target) for part in recipe.data.parts.values()}
     if (target, source) in directions and (source, target) not in directions:
         should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"
@@ -163,7 +163,7 @@ def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> Non
 def _translate_all(
     folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
 ) -> list[str] | None:
-    """Return the best translation of each source; if several processes share the work, only in the main one."""
+    """Return the best translation of each source; with several processes, in the main one alone."""
     from heedful.decoding.translation import Translator
 
     accelerator = None

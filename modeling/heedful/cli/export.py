@@ -11,12 +11,11 @@ from heedful.cli import options
 
 export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
 Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
-Compared = tuple[Path | None, int, bool]  # sentences, how many, and whether the result is printed as JSON
+Compared = tuple[Path | None, int, bool]  # file and number of sentences, and --json
 Count = Annotated[int, Option(help="Sentences to compare on, drawn.")]
 
 
 def _export(write: Callable[..., Any], model: str, target: Path, compared: Compared, *settings: Any) -> None:
-    """Write an export of a model after a comparison on some sentences, and print what was found and written."""
     from heedful.export.comparison import sentences_to_compare
 
     chosen, count, as_json = compared

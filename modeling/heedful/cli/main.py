@@ -1,7 +1,6 @@
-"""The command itself: where its subcommands are, and what an error ends it with.
+"""The command itself: its subcommands, and its exit codes.
 
-A subcommand's module is imported when the subcommand is typed or help needs its line, and everything heavy by the
-subcommand that needs it, so that `heedful --help` answers at once.
+Subcommands import what they need themselves, so that `heedful --help` answers at once.
 """
 
 import atexit
@@ -23,7 +22,7 @@ from typer.main import get_group
 from heedful.cli import options
 from heedful.training.processes.launcher import rank
 
-# The subcommands by the panels of `heedful --help`, each in the module of its name.
+# Subcommands by panel of `heedful --help`, each in the module of its name.
 PANELS = {
     "Train": ("recipes", "init", "doctor", "train", "tune", "plot", "backtranslate", "distill", "distill-tokens"),
     "Use": ("evaluate", "translate", "score", "attention", "align"),
@@ -35,7 +34,7 @@ PLUGINS = "Laboratory"  # the panel of the commands that entry points `heedful.c
 
 
 class Heedful(TyperGroup):
-    """The command `heedful`, whose subcommands are imported when they are asked for."""
+    """The command `heedful`, which imports its subcommands at need."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -44,7 +43,7 @@ class Heedful(TyperGroup):
         self.commands = dict.fromkeys([*self.panels, *self.plugins])  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """Import a subcommand and return it; `None` for what is none."""
+        """Import and return a subcommand, or return `None`."""
         if name in self.panels:
             function = name.replace("-", "_")
             found = getattr(import_module(f"heedful.cli.{function}"), function)
@@ -80,25 +79,23 @@ def _print_version(is_wanted: bool) -> None:
         raise Exit
 
 
+Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the versions.")]
+
+
 @app.callback()
-def _heedful(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit.")
-    ] = False,
-) -> None:
+def _heedful(version: Version = False) -> None:
     pass
 
 
-DISTRIBUTIONS = {"yaml": "pyyaml"}  # whose modules have another name
+DISTRIBUTIONS = {"yaml": "pyyaml"}  # by module, if the names differ
 LONGEST_MESSAGE = 2000  # characters
 
 
 def main() -> None:
     """Run the `heedful` command."""
-    # Otherwise Python looks through all that was imported for garbage before it ends: 0.03 of 0.26 s of `--help`, and
-    # 0.1 of 3.7 s of `translate` with a tiny model.
+    # Saves the last collection of garbage: 0.03 of 0.26 s of `--help`, 0.1 of 3.7 s of `translate` with a tiny model.
     atexit.register(gc.freeze)
-    run(partial(app, prog_name="heedful"))  # also where it is started as `python -m heedful`
+    run(partial(app, prog_name="heedful"))  # also for `python -m heedful`
 
 
 def run(command: Callable[[], object]) -> None:
@@ -111,12 +108,12 @@ def run(command: Callable[[], object]) -> None:
                 command()
             finally:
                 sys.stdout.flush()
-                atexit.register(setattr, sys, "stdout", sys.stderr)  # what a library says at the end is no result
+                atexit.register(setattr, sys, "stdout", sys.stderr)  # for late messages of libraries
     except (BrokenPipeError, SystemExit) as error:
-        # The reader of our output has gone, which typer makes an exit code of 1.
+        # The reader of the output is gone; typer makes this an exit code of 1.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # Python would complain when it flushes the rest.
+        # For the last flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except KeyboardInterrupt:
@@ -125,9 +122,9 @@ def run(command: Callable[[], object]) -> None:
         code, message = exit_code_of(error), str(error)
         if code is None:
             raise
-        if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:  # files are named
+        if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:  # errors of files name them
             message += ": standard output"
-        if len(message) > LONGEST_MESSAGE:  # one that quotes much data
+        if len(message) > LONGEST_MESSAGE:  # it quotes data
             message = f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
         if isinstance(error, MemoryError):
             message = message or "What was asked for needs more memory than there is."
@@ -139,7 +136,7 @@ def run(command: Callable[[], object]) -> None:
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """Return 2 for a user's mistake, 1 for bad luck, 130 for an interruption, and `None` for a mistake of ours."""
+    """Return 2 for a mistake of the user, 1 for bad luck, and `None` for a bug."""
     if isinstance(error, ValueError | OSError | ImportError):
         return 2
     lacks_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # as torch says it

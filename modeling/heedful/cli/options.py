@@ -1,4 +1,4 @@
-"""What several commands share: options and arguments, their checks, output files, and a quiet terminal."""
+"""Shared by commands: options and arguments, their checks, output files, and a quiet terminal."""
 
 import gc
 import gzip
@@ -57,10 +57,10 @@ TAKE_SENTENCES = ("translate", "attention", "align", "attention-numbers", "embed
 
 
 class Command(TyperCommand):
-    """A command whose error names all that is missing, or says how to give a sentence that begins with -."""
+    """A command whose error names everything missing, or explains -- before a sentence that begins with -."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments as every command does."""
+        """Parse the arguments."""
         try:
             return super().parse_args(ctx, [*args])
         except Exception as error:
@@ -77,23 +77,23 @@ class Command(TyperCommand):
 
 @contextmanager
 def quick_start(model: str | Path) -> Iterator[None]:
-    """Import and load without what takes a second: collecting garbage, and torchao, which quantized weights need."""
+    """Import and load without garbage collection, and without torchao unless weights are quantized: saves a second."""
     config = Path(model) / "config.json"
     is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
     is_first = "transformers" not in sys.modules
     if is_plain and is_first and "torchao" not in sys.modules:
-        sys.modules["torchao"] = None  # type: ignore[assignment]  # Python's own way to say: not installed
+        sys.modules["torchao"] = None  # type: ignore[assignment]  # Python's mark for: not installed
     gc.disable()
     try:
         yield
     finally:
-        if is_first:  # what was imported stays: the next collection need not look through it
+        if is_first:  # the next collection can skip it
             gc.freeze()
         gc.enable()
 
 
 def load_translator(model: str | Path, device: str | None = None, revision: str | None = None, **settings: Any) -> Any:
-    """Load a `Translator`, quickly and quietly."""
+    """Load a `Translator` quickly and quietly."""
     with quick_start(model):
         from heedful.decoding.translation import Translator
 
@@ -101,16 +101,16 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
         return Translator.from_pretrained(model, device, revision, **settings)
 
 
-CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but the tab and the end of a line
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and line ends
 
 
 def visible(text: str) -> str:
-    """Write the control characters in a text as escapes (and as JSON knows them): a terminal would obey them."""
+    """Escape the control characters in a text (as JSON does), which a terminal would obey."""
     return CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class TerminalOutput:
-    """Standard output at a terminal, where control characters of models and data are shown and not obeyed."""
+    """Standard output at a terminal, with visible control characters."""
 
     def __init__(self, stream: Any):
         self.stream = stream
@@ -128,9 +128,9 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
-# What warns of its internals: what it was built without here, and a cache of fonts.
+# Loggers that warn of internals, such as a cache of fonts.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
-# Parameters of the functions behind commands, and what those commands call them.
+# Parameters in errors of functions, with their names in commands.
 OTHER_NAMES = {
     "location": ("source", "texts", "data", "pairs"),
     "num_return_sequences": ("n_best",),
@@ -140,7 +140,7 @@ OTHER_NAMES = {
 
 
 def typed_names(command: Callable[..., Any]) -> dict[str, str]:
-    """Return what a user types for each parameter that an error of a command may name."""
+    """Return the option or argument of each parameter that an error of a command may name."""
     typed = {}
     for name, parameter in signature(command).parameters.items():
         for info in getattr(parameter.annotation, "__metadata__", ()):
@@ -153,7 +153,7 @@ def typed_names(command: Callable[..., Any]) -> dict[str, str]:
 
 
 def safe_at_terminals(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that writes through `TerminalOutput` at a terminal, and whose errors name what was typed."""
+    """Return a command that writes through `TerminalOutput` and whose errors name options."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -174,18 +174,18 @@ STANDARD_OUTPUT = (None, Path("-"), Path("/dev/stdout"))
 
 
 def is_stream(path: Path | None) -> bool:
-    """Return whether what is written is read at once: by standard output, a pipe or a device."""
+    """Return whether a reader waits for the output: of standard output, a pipe or a device."""
     return path is None or path in STANDARD_OUTPUT or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def check_input(path: Path | None, option: str) -> None:
-    """Raise an error that names the option unless texts can be read there: a file, a pipe, or - for standard input."""
+    """Raise an error that names the option unless the path is a file, a pipe, or - for standard input."""
     if path is not None and path != Path("-") and (path.is_dir() or not path.exists()):
         raise FileNotFoundError(f"`{option}` must be a file of sentences, but {path} is none.")
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise an error that names the option if a file that is no input cannot be written there; `None` is no file."""
+    """Raise an error that names the option unless a file can be written there that is no input."""
     if path is not None and not is_stream(path):
         check_writable(path, name=option)
         if path.resolve() in {Path(given).resolve() for given in inputs}:
@@ -193,7 +193,7 @@ def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = 
 
 
 def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise an error unless pairs can be written to the file that `--output` names; `writing` makes its folder."""
+    """Raise an error unless pairs can be written to the file `--output`."""
     if is_stream(output):
         return
     check_can_be_made(output, "--output")
@@ -204,14 +204,14 @@ def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def check_apart(**given: Any) -> None:
-    """Raise a `ValueError` that names the options if more than one of these is given."""
+    """Raise a `ValueError` if more than one of these options is given."""
     names = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, False)]
     if len(names) > 1:
         raise ValueError(f"`{names[0]}` must not come with {names[1]}.")
 
 
 def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> Any:
-    """Read the pairs that the command line names: one place, or two text files."""
+    """Read the pairs of the command line: one place, or two text files."""
     from heedful.data.sources import read_pairs as read
 
     if len(data) == 1 and source.isdigit() and target.isdigit():
@@ -225,12 +225,12 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
 
 
 def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str] | None:
-    """Return the texts in a column of a table, or `None` for a file of plain text without one."""
+    """Return the texts in a column of a table, or `None` for plain text."""
     from heedful.data.sources import read_pairs as read
     from heedful.data.tables import delimiters_of, kind_of_file
 
     is_plain = path is None or (column is None and kind_of_file(path) in (None, "txt"))
-    with suppress(ValueError):  # bytes that are not UTF-8 are left out later
+    with suppress(ValueError):  # other bytes than UTF-8 are left out later
         is_text = is_plain and path is not None and kind_of_file(path) and path.is_file()
         is_plain = delimiters_of(str(path), ("1", "1"))[0] != "\t" if is_text else is_plain
     if path is None or is_plain:
@@ -242,14 +242,14 @@ def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str
 
 
 def report(message: str) -> None:
-    """Write a message to standard error, on separate lines above the bars there."""
+    """Write a message to standard error, on its own lines above the bars there."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     write = print if bars is None else bars.write
     write(visible(message), file=sys.stderr)
 
 
 class VisibleHandler(logging.Handler):
-    """Writes messages, which may quote data, with their control characters as escapes."""
+    """Logs messages with visible control characters."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the text of a record."""
@@ -257,9 +257,9 @@ class VisibleHandler(logging.Handler):
 
 
 def set_up_output(level: str) -> None:
-    """Show the log of this package from a level on, in characters that the outputs have."""
+    """Show the log of this package from a level on."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # one that is not UTF-8 must not cost the figures of an hour's work
+        if isinstance(stream, TextIOWrapper):  # another encoding must not lose the results of an hour
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(handlers=[VisibleHandler()], format="%(message)s")
     logging.getLogger("heedful").setLevel(level)
@@ -269,7 +269,7 @@ def set_up_output(level: str) -> None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Show of warnings what they say, without the line of code that warned."""
+    """Show warnings without their line of code."""
 
     def report_warning(message: Warning | str, *_: Any, **__: Any) -> str:
         report(f"warning: {message}")
@@ -283,7 +283,7 @@ def plain_warnings() -> Iterator[None]:
 
 
 def quieten() -> None:
-    """Leave the terminal to this program: no progress bars of transformers, no warnings about its own insides."""
+    """Silence the progress bars of transformers and its warnings about internals."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -292,7 +292,7 @@ def quieten() -> None:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that appears whole when all is written, compressed if it ends in .gz."""
+    """Yield standard output, or a file that appears whole, compressed if it ends in .gz."""
     if path in STANDARD_OUTPUT:
         if not writes_unicode():
             found = f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number"
@@ -303,19 +303,19 @@ def writing(path: Path | None) -> Iterator[TextIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext(path) if is_stream(path) else written_whole(path) as place, place.open("ab") as file:
-            # Without its name and time, so that the same text makes the same file.
+            # Without name and time: the same text makes the same file.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
             with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:
                 yield stream
     except BaseException:
         for folder in new:
-            with suppress(OSError):  # somebody else's file may be in it by now
+            with suppress(OSError):  # it may have another file by now
                 folder.rmdir()
         raise
 
 
 def progress_bar(source: Path | None = None, total: int | None = None, is_shown: bool = True) -> Any:
-    """Return a bar on a terminal's standard error that counts lines, of a `total` or of how many a file has."""
+    """Return a bar on a terminal's standard error that counts the lines of a file, or up to `total`."""
     from tqdm import tqdm
 
     if source is not None and source.is_file() and source.suffix != ".gz" and sys.stderr.isatty():
@@ -325,17 +325,17 @@ def progress_bar(source: Path | None = None, total: int | None = None, is_shown:
 
 
 def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
-    """Print a result for a program, as JSON, or for a person."""
+    """Print a result as JSON or as text."""
     print(json.dumps(values, indent=2, ensure_ascii=not writes_unicode(), default=str) if as_json else text)
 
 
 def writes_unicode() -> bool:
-    """Return whether standard output takes every character."""
+    """Return whether standard output has every character."""
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
 def write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
-    """Write pairs, perhaps those that `making` yields of what is given, and print how many, and what it leaves out."""
+    """Write pairs, perhaps made by `making`, and print how many, and how many were left out."""
     count = 0
     with progress_bar() as bar, writing(output) as stream:
         for pair in pairs:

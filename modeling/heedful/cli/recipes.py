@@ -6,12 +6,10 @@ from typer import Argument
 
 from heedful.cli import options
 
-NAME_HELP = "Of a recipe or a size, to print its file; `keys` for a recipe with every key and its meaning."
+Name = Annotated[str | None, Argument(metavar="[NAME]", help="Print its file; `keys`: every key and its meaning.")]
 
 
-def recipes(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help=NAME_HELP)] = None, as_json: options.AsJson = False
-) -> None:
+def recipes(name: Name = None, as_json: options.AsJson = False) -> None:
     """List the recipes and model sizes that come with Heedful, or print one."""
     from heedful.training import recipe_file
 

@@ -13,7 +13,7 @@ from heedful.cli import options
 from heedful.cli.translate import CHUNK
 from heedful.files import json_line
 
-# What is given and what is scored, in each direction.
+# The given side and the scored side of each direction.
 SIDES = (("source", "target"), ("target", "source"))
 
 
@@ -66,19 +66,19 @@ def score(
 
 
 def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], budget: int) -> Iterator[Any]:
-    """Yield pairs with their scores by translators into their languages: of targets, and perhaps of sources."""
+    """Yield pairs with their scores in each direction."""
     pairs, *copies = tee(rows, 1 + len(directions))
     settings: dict[str, Any] = {"token_budget": budget, "keep_going": True, "chunk_size": CHUNK}
     found = [
         translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
         for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)
     ]
-    # Strictly, so that each comes to its end, where it warns.
+    # Strictly, so that each reaches its end, where it warns.
     yield from zip(pairs, zip(*found, strict=True), strict=True)
 
 
 def _score_values(scores: Sequence[Any], with_tokens: bool) -> dict[str, Any]:
-    """Return the columns of a pair's `PairScore`s, one for each direction, `None` where the pair has none."""
+    """Return the columns of the `PairScore`s of a pair, `None` where the pair has none."""
     from heedful.decoding.scoring import dual_cross_entropy
 
     values: dict[str, Any] = {}

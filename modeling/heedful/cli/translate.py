@@ -17,8 +17,8 @@ from heedful.cli import options
 from heedful.files import bounded_lines, is_pipe, json_line, one_line, other_encoding, ready_lines
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
-CHUNK = 1024  # lines by which a bar moves
-MOST = 4096  # lines that are read and translated together
+CHUNK = 1024  # lines between steps of a bar
+MOST = 4096  # lines that are translated together
 
 
 def translate(
@@ -78,7 +78,7 @@ def translate(
         found = translator.translate_lines(lines, chunk_size=None, progress=bar.update, **settings)
         for translation in chain.from_iterable(found):
             values = {"score": translation.score} if scores or as_json else {}
-            if confidence:  # what was not translated has none: blank, markup, or too long
+            if confidence:  # text without translation has none
                 (ids,) = translator.tokenizers.encode_source([str(next(sources)).removeprefix("\ufeff")], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None
                 values["confidence"] = None if rated is None else round(rated, 1)
@@ -94,9 +94,9 @@ def translate(
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[list[str]]:
-    """Open a file or standard input, and yield its lines, in lists of those that can be read without waiting.
+    """Yield the lines of a file or standard input, in lists of those that can be read without waiting.
 
-    Bytes or lines in no UTF-8 are left out, with a warning.
+    Bytes or lines that are not UTF-8 are left out, with a warning.
     """
     if path is None or str(path) in ("-", "/dev/stdin"):
         return _lists_of(nullcontext(sys.stdin.buffer), "Standard input", left_out)

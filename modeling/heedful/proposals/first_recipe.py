@@ -1,4 +1,4 @@
-"""A first recipe for a user's pairs: what they are, and settings that fit them and this machine, with reasons."""
+"""A first recipe for a user's pairs, with settings that fit them and this machine, and the reasons."""
 
 import os
 import re
@@ -21,12 +21,12 @@ from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.recipe_file import commented, meanings, yaml_text
 
-JUDGED = 1000  # rows by which columns are chosen
+JUDGED = 1000  # rows to choose columns by
 HEAD = """# {title}
 #   heedful train {file}
 # Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
 # `heedful recipes keys` are all there are, each with its meaning."""
-# What fits better than the meanings of the keys.
+# Comments that fit better than the meanings of the keys.
 NOTES = {
     "data.train": "relative to this file",
     "data.validation": "empty holds out a twentieth of the pairs, at most 500, the same ones in every run",
@@ -38,7 +38,7 @@ NOTES = {
     "decoding.bleu_tokenizer": "of targets without spaces between words; of Japanese, ja-mecab is usual",
     "card.license": "yours, as the Hub names it, such as apache-2.0; empty: unknown",
 }
-# Of an algorithm that `survey` finds: what it is, and why.
+# Reasons for the algorithms that `survey` finds.
 REASONS = {
     "bpe": "byte pairs suit sentences",
     "word": "few different symbols between spaces; another one will be an error",
@@ -49,7 +49,7 @@ REASONS = {
 def write_first_recipe(
     data: Path | Sequence[Path], output: Path, source: str | None = None, target: str | None = None
 ) -> list[str]:
-    """Look at pairs in a file, a folder or two aligned files, write a recipe that fits, and return what was found."""
+    """Write a recipe that fits pairs in a file, a folder or two aligned files, and return the findings."""
     files = [data] if isinstance(data, Path) else list(data)
     for file in files:
         if not file.exists():
@@ -109,12 +109,11 @@ def write_first_recipe(
 
 
 def named(data: Path) -> str:
-    """Return what a file or folder is called, also one that is given as `.` or `..`."""
+    """Return the name of a file or folder, also for `.` or `..`."""
     return (data.resolve() if data.name in ("", "..") else data).name
 
 
 def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -> dict[str, str]:
-    """Return the reasons of the tokenizers' settings."""
     if algorithms == ("bpe", "bpe"):
         return {"tokenizer.vocab_size": "byte pairs of both sides, which `heedful page` and every export take"}
     source, target = (REASONS[algorithm] for algorithm in algorithms)
@@ -130,9 +129,9 @@ def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -
 
 
 def find_text_column(location: str, wanted: str | None, option: str) -> str:
-    """Return the `wanted` column of a corpus as it is called, or the only one; a `ValueError` asks by `option`."""
+    """Return the name of the `wanted` column of a corpus, or of its only one; errors name the `option`."""
     if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
-        return wanted or "1"  # lines of plain text
+        return wanted or "1"  # plain text
     cells, _, names, has_names = _looked_at(location)
     if wanted is None and len(names) != 1:
         row = quoted(column[-1 if has_names else 0] for column in cells.values())
@@ -143,7 +142,7 @@ def find_text_column(location: str, wanted: str | None, option: str) -> str:
 
 
 def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
-    """Return cells, kinds and names of columns by their keys, and whether the first line of a table has the names."""
+    """Return cells, kinds and names of columns by key, and whether the first line of a table is names."""
     rows = first_rows(location, LOOKED_AT)
     rows = [rows[0], *sample(rows[1:], JUDGED - 1)]
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
@@ -157,7 +156,7 @@ def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
-    """Choose the columns of source and target by names and cells, unless they are `wanted` so, and say why."""
+    """Return the columns of source and target, as `wanted` or by names and cells, and the reason."""
     cells, kinds, names, has_names = _looked_at(location)
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     if is_table and len(cells) == 1:
@@ -192,7 +191,7 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the columns of source and target by what they are called and what is in them, if one choice is best."""
+    """Return the columns of source and target by names and kinds, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
     texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
     named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids", "tags")]
@@ -210,13 +209,13 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
 
 
 def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
-    """Tell whether the first line of a table has the names of its columns; `None` where it may as well be a pair."""
+    """Return whether the first line of a table has the names of its columns; `None` if it may be a pair."""
     first = {key: str(column[0]).strip() for key, column in cells.items() if str(column[0]).strip()}
     texts = [key for key in first if kinds[key] is None]
     if len({*first.values()}) < len(first):
         return False
     if texts and [*first.values()] in ([str(n + begin) for n in range(len(cells))] for begin in (0, 1)):
-        return True  # as pandas numbers columns
+        return True  # numbers of pandas
     is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
     for key, name in first.items():
         kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
@@ -245,9 +244,9 @@ def _is_like_a_name(text: str) -> bool:
 
 
 def _cleaning_for(pairs: Pairs, alike: float, has_sentences: bool) -> CleaningRules:
-    """Choose cleaning rules by how many pairs they would drop; a share of them has the same text on both sides."""
+    """Choose cleaning rules by the pairs that they drop. `alike` is the share of identical sides."""
     sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True) if all(sides))
-    ratios = sorted(longer / shorter for shorter, longer in sizes) or [1.0]  # of an empty side it says nothing
+    ratios = sorted(longer / shorter for shorter, longer in sizes) or [1.0]  # an empty side has none
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
-    # Where many are alike, that is what there is to learn; a word may be spelled as it sounds, or have one form.
+    # Many identical pairs are meant: a word spelled as it sounds, or with one form.
     return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=has_sentences and alike < 0.1)

@@ -1,4 +1,4 @@
-"""Settings that fit the data and the machine, for recipes that leave them open: one place chooses them all."""
+"""Settings that fit the data and the machine, for recipes that leave them open."""
 
 import logging
 import math
@@ -21,30 +21,30 @@ from heedful.training.recipe_file import make_section, section_of
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 100_000  # pairs whose lengths are measured
-# Floating-point operations in a second that training reaches on one core, and on a GPU, with such small models.
+# Floating-point operations per second of training small models, on one core and on a GPU.
 CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # cores by their registers
-# A side of at most so many different words, each so many times on average, may be of symbols: phonemes, commands.
+# A side with few different words, each many times on average, may be symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
-FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if they are fewer, or shorter on average, or all in capitals
-LEAST_LIMIT, MOST_TOKENS = 256, 4096  # of a side that is kept: with more, attention takes too much memory
-LONGEST_SPELLING = 40  # characters of a side that is one word; what is longer is a sentence without spaces
+FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if fewer, shorter on average, or all in capitals
+LEAST_LIMIT, MOST_TOKENS = 256, 4096  # tokens of a side; with more, attention needs too much memory
+LONGEST_SPELLING = 40  # characters of a word; a longer one is a sentence without spaces
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the settings depend on in the training pairs."""
+    """Properties of the training pairs that settings depend on."""
 
-    pairs: int  # different ones
-    pair_bytes: float  # in UTF-8, of the sides that byte pairs suit together, on average
-    longest: tuple[int, int]  # source and target, in bytes, words or characters, but for a few that are far longer
-    algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # that suit source and target
-    pair_units: float = 0.0  # words or characters, of the other sides together, on average
-    words: int | None = None  # different ones that come five times; `None` where no spaces are between them
+    pairs: int  # distinct ones
+    pair_bytes: float  # mean UTF-8 bytes of the sides for byte pairs
+    longest: tuple[int, int]  # source and target, in bytes, words or characters, without outliers
+    algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # of source and target
+    pair_units: float = 0.0  # mean words or characters of the other sides
+    words: int | None = None  # distinct ones with five occurrences; `None` without spaces
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the settings depend on in the machine."""
+    """Properties of the machine that settings depend on."""
 
     cores: int
     has_gpu: bool
@@ -54,7 +54,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure pairs of a corpus, of `count` in all (or these), and find `algorithms` unless given."""
+    """Measure the pairs of a corpus of `count` pairs, and find `algorithms` unless given."""
     rows = [*islice(pairs, LOOKED_AT)]
     read = [(pair["source"], pair["target"]) for pair in rows]
     if not read:
@@ -75,11 +75,11 @@ def survey(
 
 
 def _algorithms(pairs: Sequence[tuple[str, str]], groups: Collection[str]) -> tuple[Algorithm, Algorithm]:
-    """Find out what suits each side: words where they are symbols, characters where they are what changes, or bpe."""
+    """Choose an algorithm for each side: words for symbols, characters for spelling, or bpe."""
     changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
     if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
         return "character", "character"
-    # Of several source columns the first decides, by its different texts.
+    # The first of several source columns decides, by its distinct texts.
     return _algorithm([*groups] or [source for source, _ in pairs]), _algorithm([target for _, target in pairs])
 
 
@@ -88,13 +88,13 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
     are_few = 1 < len(words) <= MOST_SYMBOLS and words.total() >= SYMBOL_USES * len(words)
     if are_few and bare == [*texts] and _are_symbols([*words]):
         return "word"
-    # Chinese, Japanese or Thai without a space may be a sentence.
+    # Chinese, Japanese or Thai sentences have no spaces.
     single = sum(len(text) <= LONGEST_SPELLING and len(text.split()) == 1 for text in bare)
     return "character" if single > 0.9 * len(texts) and not is_unspaced(texts) else "bpe"
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
-    """Tell phonemes, commands and labels from the words of sentences, of which a user will need others, too."""
+    """Tell phonemes, commands and labels from words of sentences, of which users need unseen ones."""
     if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
         return True
     are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
@@ -102,7 +102,7 @@ def _are_symbols(words: Sequence[str]) -> bool:
 
 
 def this_machine(device: str = "auto") -> Machine:
-    """Return the machine that this process runs on, with no GPU where the recipe wants none."""
+    """Return the machine of this process, without a GPU if the recipe excludes it."""
     speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
     return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 
@@ -110,35 +110,34 @@ def this_machine(device: str = "auto") -> Machine:
 def propose(
     data: DataFacts, machine: Machine, optimizer: str | None = None, schedule: str | None = "linear"
 ) -> tuple[dict[str, Any], float]:
-    """Choose settings, by dotted key, and estimate the minutes of training with them.
+    """Choose settings by dotted key, and estimate the minutes of training.
 
-    The fewer pairs, the smaller all, and the more dropout and passes. The rates are for an optimizer and a schedule
-    that are given.
+    Fewer pairs get a smaller model, more dropout and more epochs. Rates fit a given optimizer and schedule.
     """
     largest = 32_000 if machine.has_gpu else 8_000
-    # A vocabulary that has a token for each frequent word has enough.
+    # A token for each frequent word is enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
     vocabulary = round(min(largest, max(500 if data.words is None else 300, enough)), -2)
-    # Tokens of a pair; larger vocabularies have longer ones.
+    # Tokens of a pair, longer ones in larger vocabularies.
     tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
     # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
     width = 128 + 32 * int(min(4, max(0, 2 * math.log2(data.pairs / 5000))))
     layers, updates_tokens = (2, 2048) if width < 192 else (3, 4096 if width < 256 else 6144)
     if data.pairs >= 300_000 and machine.has_gpu:
         layers, width, updates_tokens = 6, 512, 25_000
-    updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # eight pairs at least
+    updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # at least eight pairs
     epoch = data.pairs * tokens / updates_tokens  # updates
     passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
-    fewest = 600 if data.algorithms[1] == "bpe" else 1500  # letter by letter, 600 updates learn far less
+    fewest = 600 if data.algorithms[1] == "bpe" else 1500  # of letters, 600 updates learn far less
     updates = int(min(100_000 if machine.has_gpu else 6_000, max(fewest, passes * epoch)))
-    # Two operations for each weight and token forwards, four backwards; attention and softmax add about as much again.
+    # Two operations per weight and token forwards, four backwards; attention and softmax double them.
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else machine.core_speed * machine.cores
-    # Where it wins in docs/studies/optimizers.md; 15 products for each of 12 square matrices, 45 for 4 wide ones.
+    # By docs/studies/optimizers.md. Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones.
     optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
     minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 720 * layers * width**3) / speed / 60
-    # Byte pairs of a text, at most, in any script: 0.74 for each byte were seen with 700 tokens, 0.62 with 2,300.
+    # Most byte pairs of a text in any script: 0.74 per byte were seen with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
     longest_tokens = max(40, most[1])
@@ -171,8 +170,8 @@ def propose(
 
 
 def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:
-    """Return learning rates, which fall with the width, and a schedule for optimizers that have one."""
-    is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # where the rate of all is no peak
+    """Return learning rates, which fall with the width, and a schedule if the optimizer has one."""
+    is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     rates = {"learning_rate": 0.384}
     if optimizer == "muon":
         rates = {"learning_rate": 0.512} if is_factor else {"learning_rate": 1.024, "muon_learning_rate": 0.512}
@@ -182,7 +181,6 @@ def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dic
 
 
 def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:
-    """Return the settings of tokenizers: byte pairs of a size, and all words or characters that there are."""
     if algorithms == ("bpe", "bpe"):
         return {"tokenizer.vocab_size": vocabulary}
     source, target = ((algorithm, vocabulary if algorithm == "bpe" else None) for algorithm in algorithms)
@@ -196,16 +194,16 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
 
 
 def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Fill in what a recipe of data alone leaves open, by a look at its data and this machine, and log it."""
+    """Fill in what a recipe leaves open, by its data and this machine, and log it."""
     data: DataRecipe = make_section(DataRecipe, tree.get("data"), "data.")
     pairs = read_parts(data.parts, data.streaming)
-    # Who says something of the tokenizer gets what fits the default, byte pairs of both sides together.
+    # A recipe with a tokenizer section gets what fits the default, joint byte pairs.
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
     read_by = {"muon_learning_rate": "muon", "weight_decay": "adamw"}
     needed = next((name for key, name in read_by.items() if given.get(key)), None)
-    # A model of the user's own may have far larger matrices, or none that Muon is for.
+    # A given model may have far larger matrices, or none for Muon.
     cautious = needed or ("adam" if section_of(tree, "model") else None)
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
@@ -218,7 +216,7 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a recipe's tree with settings for what it leaves open, and these as lines `key: value`."""
+    """Return the tree of a recipe with settings for what it leaves open, and these as lines `key: value`."""
     completed, chosen = dict(tree), []
     for key, value in settings.items():
         section, _, last = key.partition(".")

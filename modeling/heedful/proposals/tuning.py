@@ -1,7 +1,6 @@
-"""A search for the settings that decide how good a small model gets: trials of one recipe, the worse ones cut short.
+"""A search for the settings that decide how good a small model gets (Araabi and Monz, 2020).
 
-Small data want small settings (Araabi and Monz, 2020, "Optimizing Transformer for Low-Resource Neural Machine
-Translation"). Optuna chooses what to try and give up; each trial is a run of the training loop, and can be resumed.
+Optuna chooses values and stops bad trials. Each trial is a run of the training loop, and can be resumed.
 """
 
 import hashlib
@@ -38,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
 LOSS = "validation/loss"
-FAILED, VALIDATION = "failed", "validation"  # what Optuna keeps of a trial, and of the search
-ASKED_AT_MOST = 50  # times for values that were not tried yet
-# What is varied unless the user says otherwise, as multiples of the recipe's own value, or as values.
+FAILED, VALIDATION = "failed", "validation"  # attributes of a trial and of the search
+ASKED_AT_MOST = 50  # times for new values
+# Varied by default: multiples of the recipe's own value, or values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4), "beta1": (0.9, 0.95, 0.98)}
 KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate", "muon_learning_rate", "beta1")
@@ -52,32 +51,32 @@ SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of values, and what came of it."""
+    """A set of values with its result."""
 
     number: int
     values: dict[str, Any]  # by knob
-    loss: float  # the lowest validated one, in nats per byte of the target
+    loss: float  # lowest validation loss, in nats per byte of the target
     updates: int
     is_pruned: bool
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search has found so far."""
+    """The results of a search so far."""
 
     trials: list[Trial]  # the best first
     recipe: Path  # with the best values
-    has_unfinished: bool  # whether time ran out in a trial, which a search that is resumed takes up
+    has_unfinished: bool  # whether time ran out in a trial, which can be resumed
 
 
 def tune(
     recipe: Recipe, folder: Path, minutes: float, vary: Mapping[str, Sequence[Any] | None] | None = None
 ) -> Search:
-    """Try values of a recipe's settings until the time is over, and write a recipe with the best ones.
+    """Try values of settings until the time is over, and write a recipe with the best ones.
 
-    Trials are compared by the validation loss per byte of the target, because a loss per token depends on the
-    vocabulary. The first one is the recipe itself, if its own values are among those to try. `vary` has the values by
-    knob, which is one of `KNOBS` or a dotted key of the recipe; `None` chooses some around the recipe's own.
+    The validation loss per byte compares trials, because the loss per token depends on the vocabulary. The first trial
+    is the recipe itself if its values are among those of `vary`: by a knob of `KNOBS` or a dotted key, the values to
+    try, or `None` for some around the recipe's own.
     """
     import optuna
 
@@ -98,7 +97,7 @@ def tune(
                 if trials := _trials(study):
                     write_text(folder / TUNED_RECIPE, tuning.tuned(trials))
                     save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
-    except (ValueError, OSError):  # a mistake in the recipe, which is to be mended and tried again
+    except (ValueError, OSError):  # the user will mend the recipe and try again
         if is_new and not [*folder.glob("trial-*/checkpoints/*"), *folder.glob(TUNED_RECIPE)]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -107,7 +106,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Tuning:
-    """A recipe, the folder of its search, and the values that are tried of each knob."""
+    """A recipe, the folder of its search, and the values to try of each knob."""
 
     recipe: Recipe
     folder: Path
@@ -129,7 +128,7 @@ class Tuning:
         return make_recipe(tree)
 
     def search(self, study: Any, end: float) -> bool:
-        """Train one trial after another, and return whether the last one came to its end."""
+        """Train trials, and return whether the last one is complete."""
         while time.monotonic() < end:
             if (found := _next_trial(study, self.choices)) is None:
                 if not _ended(study):
@@ -154,9 +153,8 @@ class Tuning:
             raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
         for name in ("resume", "overwrite", "allow_changes"):
             if getattr(recipe, name):
-                raise ValueError(
-                    f"`{name}` must be false for a search, which always goes on in its folder, but is true."
-                )
+                must = "false for a search, which always goes on in its folder"
+                raise ValueError(f"`{name}` must be {must}, but is true.")
         keys: dict[str, str] = {}
         for knob, values in choices.items():
             other = keys.setdefault(KEYS.get(knob, knob), knob)
@@ -169,9 +167,8 @@ class Tuning:
                     must = "whole numbers" if is_whole else "numbers, texts, true, false or null"
                     raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
             if len(set(values)) < 2:
-                found = (
-                    f"{listed(list(map(str, values)))} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
-                )
+                names = listed(list(map(str, values)))
+                found = f"{names} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
                 raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
             for value in values:
                 tried = self.with_values({knob: value})
@@ -179,11 +176,11 @@ class Tuning:
                 check_model(tried, None)
 
     def study(self) -> Any:
-        """Open the search of the folder, or begin one, whose first trial is the recipe if its values may be tried."""
+        """Open the search of the folder, or begin one with the values of the recipe itself."""
         import optuna
         from optuna.storages.journal import JournalFileBackend
 
-        # Optuna's lock is a link to this path, and is waited for without end if it leads nowhere.
+        # Optuna would wait forever for a lock whose link leads nowhere.
         file = (self.folder / TRIALS_FILE).absolute()
         lock = file.with_name(f"{file.name}.lock")
         if lock.is_symlink() and not lock.exists():
@@ -191,23 +188,20 @@ class Tuning:
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
         pruner = optuna.pruners.MedianPruner(n_startup_trials=3)
         study = optuna.create_study(storage=storage, study_name="search", load_if_exists=True, pruner=pruner)
-        choices = self.choices
-        subject = json.dumps(
-            [asdict(replace(self.recipe, output="")), {knob: list(choices[knob]) for knob in choices}]
-        )
+        choices = {knob: list(values) for knob, values in self.choices.items()}
+        subject = json.dumps([asdict(replace(self.recipe, output="")), choices])
         known = study.user_attrs.get("subject")
         if known is None:
             study.set_user_attr("subject", subject)
             own = self.own_values()
             study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
         elif known != subject:
-            raise ValueError(
-                f"`--output` must be a new folder or that of this search, but {self.folder} holds another search."
-            )
+            must = "a new folder or that of this search"
+            raise ValueError(f"`--output` must be {must}, but {self.folder} holds another search.")
         return study
 
     def own_values(self) -> dict[str, Any]:
-        """Return the value that a recipe has for each knob."""
+        """Return the recipe's own value of each knob."""
         recipe = self.recipe
         tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
         own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
@@ -219,15 +213,13 @@ class Tuning:
         return own
 
     def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
-        """Train a trial until it ends or is given up, and return True; False if the time is over before."""
+        """Train a trial, and return whether it ended before the time was over."""
         import optuna
 
         if end <= time.monotonic():
             return False
-        place = (
-            self.folder / f"trial-{hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()[:8]}"
-        )
-        recipe = self.with_values(values)
+        digest = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()
+        place, recipe = self.folder / f"trial-{digest[:8]}", self.with_values(values)
         own_minutes = recipe.optimization.max_minutes or math.inf
         checkpoint = newest_whole_checkpoint(place / "checkpoints")
         trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
@@ -258,12 +250,11 @@ class Tuning:
         return True
 
     def tuned(self, trials: Sequence[Trial]) -> str:
-        """Write a recipe with the best values, and say above it what they are worth."""
+        """Write the recipe with the best values, and their loss above it."""
         best, own = trials[0], self.own_values()
         text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
-        text += "".join(
-            f",\n# where the recipe as it was gave {each.loss:.4f}" for each in trials if each.values == own
-        )
+        before = (each.loss for each in trials if each.values == own)
+        text += "".join(f",\n# where the recipe as it was gave {loss:.4f}" for loss in before)
         values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
         return f"{text}.\n{values}{to_yaml(self.with_values(best.values))}"
 
@@ -277,14 +268,14 @@ def _state(name: str) -> Any:
 def knobs_of(
     tokenizer: TokenizerRecipe, model: ModelRecipe, settings: OptimizationRecipe
 ) -> dict[str, tuple[Any, ...]]:
-    """Choose the values to try around those of a recipe; a knob that it has no room for is left out."""
+    """Choose values around those of a recipe, by knob, if it has room for them."""
     config = config_of(model, {}, tokenizer.joint)
     size, width, rate = tokenizer.vocab_size, config.hidden_size, settings.learning_rate
     choices: dict[str, list[Any]] = {}
     if tokenizer.path is None and size is not None and tokenizer.algorithm in SUBWORDS:
         choices["vocabulary"] = [int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"]]
     if model.start_from is None:
-        # Heads of one width: their number changes with the model's.
+        # The number of heads changes with the width.
         choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
@@ -292,13 +283,13 @@ def knobs_of(
     if settings.optimizer == "muon" and settings.schedule_in_use != "paper":
         rate = settings.muon_learning_rate or rate
         choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if settings.optimizer == "schedule_free":  # the average that gradients are computed at
+    if settings.optimizer == "schedule_free":  # its average
         choices["beta1"] = [*VALUES["beta1"], settings.beta1]
     return {knob: tuple(sorted({*values})) for knob, values in choices.items()}
 
 
 def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
-    """Return the section of a recipe's tree that a knob is in, and its key there."""
+    """Return the section of a knob in a recipe's tree, and its key there."""
     section: Any = tree
     *sections, key = KEYS.get(knob, knob).split(".")
     for name in sections:
@@ -310,7 +301,7 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
 
 
 def _widened(config: Any, width: int) -> dict[str, int]:
-    """Return options for another width: heads stay as wide as they are, and inner layers as many times wider."""
+    """Return options for another width, with heads of the same width and inner layers in proportion."""
     if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}
     options, before = {"d_model": width}, config.hidden_size
@@ -322,7 +313,7 @@ def _widened(config: Any, width: int) -> dict[str, int]:
 
 
 def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
-    """Return the trial that was stopped, or a new one, and its values; `None` where nothing new is found to try."""
+    """Return an interrupted trial or a new one, with its values; `None` if nothing is left to try."""
     import optuna
 
     for stopped in study.get_trials(deepcopy=False, states=[_state("RUNNING")]):
@@ -332,12 +323,12 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
     tried = [trial.params for trial in (*_ended(study), *failed)]
     if len(tried) == math.prod(map(len, choices.values())):
         return None
-    # Another sampler for each trial: what is tried does not depend on where a search was stopped.
+    # A sampler per trial, so that interruptions change nothing.
     seed = hashlib.sha256(f"{study.user_attrs['subject']} {len(tried)}".encode()).hexdigest()[:8]
     study.sampler = optuna.samplers.TPESampler(seed=int(seed, 16), n_startup_trials=5)
     generator = random.Random(seed)
     for asked in count():
-        if asked >= ASKED_AT_MOST:  # the sampler is sure of what it knows
+        if asked >= ASKED_AT_MOST:  # the sampler repeats itself
             study.enqueue_trial({knob: generator.choice(list(choices[knob])) for knob in choices})
         trial = study.ask()
         values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
@@ -352,7 +343,7 @@ def _ended(study: Any) -> list[Any]:
 
 
 def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all trials are compared by the same pairs, also those of a search that goes on."""
+    """Check that all trials have the same validation pairs."""
     checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
     if study.user_attrs.get(VALIDATION, checksum) != checksum:
         raise ValueError("`data.validation` must be the pairs of the trials before, but they have changed since.")
@@ -360,7 +351,7 @@ def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> No
 
 
 def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
-    """Report a validation's loss per byte to Optuna, given the loss per token, and give up one of the worse trials."""
+    """Report a loss per token to Optuna as a loss per byte, and stop a bad trial."""
     import optuna
 
     sides = ("target", "source") if both_directions else ("target",)
@@ -371,7 +362,7 @@ def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss
 
 
 def _trials(study: Any) -> list[Trial]:
-    """Return the trials that have come to an end, the best first, those that were given up last."""
+    """Return the ended trials, the best first, stopped ones last."""
     trials = []
     for number, trial in enumerate(_ended(study), start=1):
         losses, is_pruned = trial.intermediate_values, trial.state.name == "PRUNED"
@@ -380,7 +371,7 @@ def _trials(study: Any) -> list[Trial]:
 
 
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
-    """Draw the loss of each trial over the values of a knob; hollow circles are trials that were given up."""
+    """Draw the loss over the values of a knob; hollow circles are stopped trials."""
 
     def place(trial: Trial) -> tuple[bool, float, str]:
         value = trial.values[knob]

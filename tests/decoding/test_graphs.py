@@ -99,6 +99,8 @@ def test_batches_of_sentences_as_they_come_have_few_shapes_within_the_models_pos
 
     monkeypatch.setattr(HeedForConditionalGeneration, "generate", generate)
     batches = list(token_batches(lengths, 4096))
+    assert sorted(itertools.chain(*batches)) == sorted(lengths)
+    assert all(len(batch) == 1 or len(batch) * max(map(lengths.get, batch)) <= 4096 for batch in batches)
     for batch in batches:
         inputs = pad_sources([[5] * lengths[number] for number in batch], 0, model.device)
         sentences, longest = inputs["input_ids"].shape

@@ -278,6 +278,10 @@ def subclass(model, notes):
     model.__class__ = type("Mine", (type(model),), {"forward": forward, "__module__": "mine"})
 
 
+def forward_of_its_own(model, notes):
+    model.forward = functools.wraps(model.forward)(functools.partial(noted_forward, notes, model.forward))
+
+
 def hook(model, notes):
     model.register_forward_hook(lambda module, args, kwargs, output: note_source(notes, kwargs), with_kwargs=True)
 
@@ -354,7 +358,7 @@ def attention_function(model, notes):
 # With what each sees of the source: its rows, and the shape of its mask. In Marian each hypothesis has its own.
 EACH = {(len(SOURCE) * BEAMS, (len(SOURCE) * BEAMS, SOURCE.shape[1]))}
 HABITS = dict.fromkeys((layer_of_ones_own, parametrization, replaced_forward_below_accelerate), frozenset())
-HABITS |= dict.fromkeys((subclass, hook, gate_in_a_processor, strategy), EACH)
+HABITS |= dict.fromkeys((subclass, forward_of_its_own, hook, gate_in_a_processor, strategy), EACH)
 HABITS[attention_function] = {(2, 2), (6, 6)}  # queries and keys, of the encoder and of the decoder
 # A recurrent model has one way to attend.
 TRIED = [(habit, name) for name in HEED for habit in HABITS if (habit, name) != (attention_function, "recurrent")]

@@ -12,7 +12,7 @@ from heedful.data.sources import read_pairs
 from heedful.figures import bars, lines, save_figure
 from heedful_lab.studies.catalogue import NAMES, find_study
 from heedful_lab.studies.pairs import write_pairs
-from heedful_lab.studies.report import Outcome, Table, figure_file, filled_findings, render_report
+from heedful_lab.studies.report import Outcome, Table, figure_file, render_report
 from heedful_lab.studies.study import Lab, Study, run_study
 from heedful_lab.studies.training import checksum_of, study_recipe, train_model
 from helpers import assert_error, assert_refused
@@ -120,26 +120,6 @@ def test_a_figure_is_drawn_to_the_same_bytes_and_long_names_lie_beside_their_bar
         panels = [lines({"a": HALVES, name: HALVES}, "x", "y") for name in ("b", other, "b")]
         save_figure(panels, tmp_path / "lines.svg")
         assert (tmp_path / "lines.svg").read_text(encoding="utf-8").count(">a<") == legends
-
-
-def test_a_header_tells_columns_and_their_formats_apart_and_a_row_too_short_is_an_error():
-    with pytest.raises(ValueError, match="argument 2 is longer"):
-        Table("t", "T", ("n", "x"), [(1,)]).markdown()
-    table = Table.of("t", "T", "n | of all: share :.0% | a:b", [(1, 0.5, "c")])
-    assert (table.columns, table.formats) == (["n", "of all: share", "a:b"], {"of all: share": ".0%"})
-    assert table.markdown().splitlines()[-1] == "| 1 | 50% | c |"
-    assert "| &lt;/s> |" in Table("t", "T", ("</s>",), [("x",)]).markdown()
-
-
-def test_findings_quote_values_and_the_cells_of_tables_and_nothing_else():
-    rows = [["a", "x", 1, 0.5], ["a", "y", 2, 0.25], ["b", "x", 3, 0.125], [16, "x", 4, 1.0]]
-    tables = [{"name": "t", "columns": ["model", "kind", "10", "of all: share"], "rows": rows}]
-    results = {"values": {"x": 1}, "tables": tables}
-    quoted = "{x} {t[a, y][of all: share]:.0%} {t[b][10]} {t[16][kind]}"
-    assert filled_findings(results | {"findings": [quoted]}) == ["1 25% 3 x"]
-    for wrong in ("{y:.1f}", "{t[c][10]}", "{t[a][10]}", "{t[b][11]}"):
-        with pytest.raises(KeyError):
-            filled_findings(results | {"findings": [wrong]})
 
 
 def test_a_training_is_done_once_for_one_recipe_and_its_report_says_what_differs(results, trainings, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.sources import read_pairs
 from heedful_lab.studies.catalogue import NAMES
-from heedful_lab.studies.models import dependence, markov, positions
+from heedful_lab.studies.models import dependence, markov
 from heedful_lab.studies.pairs import corpus_pairs
 from helpers import slow_but
 from small_studies import run_smallest
@@ -28,23 +28,6 @@ QUICK = ("clue", "complexity", "gradients", "paths", "positions", "questions", "
 @pytest.mark.parametrize("name", slow_but(QUICK, NAMES))
 def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
     small(name)
-
-
-def test_gradients_says_where_training_without_clipping_ends(small):
-    _, results, _ = small("gradients")
-    clipping = results["tables"][-1]["rows"]
-    assert [row[2] for row in clipping] == ["no", "norm 1"] * 3
-    assert "not finite at update" in clipping[2][-1]
-
-
-def test_positions_trains_every_encoding_on_both_tasks(small):
-    _, results, rows = small("positions")
-    assert [row[0] for row in rows["quality"]] == list(positions.ENCODINGS)
-    trainings = results["trainings"]
-    used = [(one["changes"]["model.options.position_encoding"], one["changes"]["data.train"]) for one in trainings]
-    assert len(set(used)) == 2 * len(positions.ENCODINGS)
-    assert {where for _, where in used[::2]} == {"builtin:train:400"}
-    assert "builtin:train:400" not in [where for _, where in used[1::2]]
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 from heedful.cli.main import app
 from heedful.data.sources import read_pairs
-from heedful.figures import bars, lines, save_figure
+from heedful.figures import lines, save_figure
+from heedful_lab.figures import bars
 from heedful_lab.studies.catalogue import NAMES, find_study
 from heedful_lab.studies.pairs import write_pairs
 from heedful_lab.studies.report import Outcome, Table, figure_file, render_report

@@ -1,4 +1,4 @@
-"""Rules that decide which sentence pairs are worth training on, and a report of what they dropped."""
+"""Rules that drop sentence pairs, and a report of what they dropped."""
 
 import logging
 import re
@@ -28,16 +28,16 @@ REASONS = {
     "duplicate": "repeated pair",
 }
 EXAMPLES_PER_REASON = 3
-# What stands beside a word and says which form of it is meant: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
+# A tag of a form, next to a word: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
-FEWEST_WORDS = 20  # different ones beside tags; fewer may be commands
+FEWEST_WORDS = 20  # distinct ones with tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
 Item = TypeVar("Item")
-SOURCES_FILE = "training_sources.bin"  # in a run's folder: their checksums
+SOURCES_FILE = "training_sources.bin"  # checksums, in the folder of a run
 
 
 class CleaningReport:
-    """How many pairs were kept, and how many were dropped for which reason, with up to three (source, target) each."""
+    """Counts of kept pairs and of dropped ones by reason, with up to three examples each."""
 
     def __init__(self) -> None:
         self.clear()
@@ -49,7 +49,7 @@ class CleaningReport:
         self.examples: dict[str, list[tuple[str, str]]] = {reason: [] for reason in REASONS}
 
     def count(self, reason: str | None, source: str, target: str) -> None:
-        """Count one pair: kept, or dropped for a reason."""
+        """Count a pair as kept, or as dropped for a reason."""
         if reason is None:
             self.kept += 1
             return
@@ -58,7 +58,7 @@ class CleaningReport:
             self.examples[reason].append((source, target))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts and examples as plain data, without the reasons that never applied."""
+        """Return counts and examples as plain data."""
         return {
             "kept": self.kept,
             "dropped": {reason: count for reason, count in self.dropped.items() if count},
@@ -79,11 +79,10 @@ class CleaningReport:
 def clean_pairs(
     pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Rows = (), both_directions: bool = False
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
-    """Return the pairs that break no rule, in their order, and the report, which a `ValueError` holds if none is left.
+    """Return the pairs that break no rule, and the report; a `ValueError` with the report if none is left.
 
-    `held_out` holds the rows of validation and test data; `both_directions` tells that each pair is trained on from
-    target to source, too. The report of a stream fills while it is iterated, and starts from zero with every pass, at
-    whose end its error comes.
+    `held_out` are the rows of validation and test data. With `both_directions`, targets are sources too. The report of
+    a stream starts anew with each pass.
     """
     from datasets import IterableDataset
 
@@ -97,7 +96,7 @@ def clean_pairs(
 
 
 def words_without_tags(texts: Sequence[str]) -> list[str]:
-    """Return the one word of each text that is no tag, where nine of ten texts are such; else the texts."""
+    """Return the one word of each text without its tags, if nine of ten texts are such; else the texts."""
     rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
     words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
     left = (text.replace(word, "", 1) for word, text in zip(words, texts, strict=True))
@@ -107,11 +106,11 @@ def words_without_tags(texts: Sequence[str]) -> list[str]:
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
-    """Return the numbers of the pairs to train on, and of those to hold out: a twentieth of the sources, at most 500.
+    """Return the numbers of training pairs and of held-out pairs: a twentieth of the sources, at most 500.
 
-    Which ones follows from the texts alone, not from their order. All pairs of one source go the same way, and all
-    forms of one word. Where `targets` are given, which will be sources too, pairs with a held-out text on either side
-    are neither.
+    The choice depends on the texts alone, not on their order. All pairs of a source, and all forms of a word, go
+    together. With `targets`, for training in both directions, pairs that share a text with held-out ones are in
+    neither.
     """
     sources = sources if targets else words_without_tags(sources)
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
@@ -132,14 +131,14 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
 
 
 def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
-    """Return at most so many rows, drawn by a fixed seed and in their order: a file may be sorted. None is all."""
+    """Return at most `most` rows in their order, drawn with a fixed seed because a file may be sorted."""
     if most is None or len(rows) <= most:
         return list(rows)
     return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
 
 
 def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return a checksum of the source of each pair, by which one is found again that training has seen."""
+    """Return checksums of sources, to recognize those of the training."""
     digests = (blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
     return np.array([int.from_bytes(digest) for digest in digests], np.uint64)
 
@@ -149,7 +148,7 @@ def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str
 
 
 class Judge:
-    """Applies the rules to one pair after another."""
+    """Applies the rules to pairs."""
 
     def __init__(self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False):
         rows = list(held_out) if rules.drop_overlap else []
@@ -158,7 +157,7 @@ class Judge:
         self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
 
     def kept(self, rows: Iterable[tuple[Item, str, str, int]]) -> Iterator[Item]:
-        """Yield what comes with a source, a target and the number of a part that break no rule."""
+        """Yield the items whose source, target and number of part break no rule."""
         self.report.clear()
         seen: set[bytes] = set()
         for row, source, target, part in rows:
@@ -170,7 +169,7 @@ class Judge:
             raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
 
     def reason_to_drop(self, source: str, target: str, part: int, seen: set[bytes]) -> str | None:
-        """Return the first of `REASONS` to drop a pair of trimmed texts, if there is one; `seen` are those before."""
+        """Return the first of `REASONS` to drop a pair of trimmed texts. `seen` are digests of earlier pairs."""
         rules = self._rules
         shorter, longer = sorted((len(source), len(target)))
         if not shorter:
@@ -183,7 +182,7 @@ class Judge:
         if source in self._sources or (is_either and {source, target} & self._held_out):
             return "overlap"
         if rules.drop_duplicates:
-            # 16 bytes for each pair, not its text: the set of 100 million pairs still fits in memory.
+            # 16 bytes instead of the text: 100 million pairs fit in memory.
             digest = blake2b(f"{len(source)} {source}{target}".encode(), digest_size=16).digest()
             if digest in seen:
                 return "duplicate"

@@ -1,4 +1,4 @@
-"""What a recipe says of its data: where the pairs come from, which are kept, and what each epoch changes in them."""
+"""The data of a recipe: places of the pairs, cleaning, and changes in each epoch."""
 
 import re
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from heedful.recipe_keys import Section, key
 
 Location = str | list[str]
 OTHER_DIRECTION = "data.both_directions"
-DENOISE, MASK = "denoise", "<mask>"  # the tag of damaged texts, and what is in the place of a span, as in BART
+DENOISE, MASK = "denoise", "<mask>"  # the tag of damaged texts, and the token for a span, as in BART
 
 
 @dataclass
 class MixturePart(Section):
-    """A part of the training data; what is not given is as in the first one."""
+    """A part of the training data; the first part gives the defaults."""
 
     train: Location = key("files, as in `data.train`")
     source: str | None = key("its column; empty: `data.source`", None)
@@ -32,10 +32,10 @@ class MixturePart(Section):
 
 @dataclass(frozen=True)
 class CleaningRules(Section, section="data.cleaning"):
-    """The rules that decide which pairs to drop, besides those with a side without text.
+    """Rules to drop pairs, besides those with an empty side.
 
-    A pair that breaks several rules is counted under the first of them in the order of `cleaning.REASONS`. Spaces
-    around a text do not matter when texts are compared; everything else does.
+    A pair counts under the first rule it breaks, in the order of `cleaning.REASONS`. Only spaces around texts are
+    ignored.
     """
 
     max_ratio: float | None = key(
@@ -45,15 +45,14 @@ class CleaningRules(Section, section="data.cleaning"):
         "the same pair again, in another part too; two targets of a source are two pairs", False
     )
     drop_identical: bool = key("source and target alike", False)
-    # A held-out source tests nothing if the model was trained on it, even with another translation. Of further parts
-    # of a mixture, whose targets or sources may be made or in another language, and of pairs that are trained on in
-    # both directions neither side may be a held-out text.
+    # Training on a held-out source, even with another target, would spoil the test. In further parts of a mixture, and
+    # in both directions, a side may be generated or of another language, so neither may be a held-out text.
     drop_overlap: bool = key("the source is also one of validation or test; in a mixture's part, either side is", True)
 
 
 @dataclass(frozen=True)
 class AugmentationRules(Section, section="data.augmentation"):
-    """Which shares of the training pairs are changed in an epoch; targets change only where pairs are joined."""
+    """Shares of the training pairs to change in an epoch."""
 
     lower_case: float = key("of the sources: put in lower case", 0.0, least=0, most=1)
     typos: float = key("of the words of sources: letters swapped, left out, doubled or repeated", 0.0, least=0, most=1)
@@ -67,7 +66,7 @@ class AugmentationRules(Section, section="data.augmentation"):
 
 @dataclass
 class DataRecipe(Section, section="data"):
-    """Where the pairs come from and which of them are kept."""
+    """Places of the pairs, and what to keep of them."""
 
     train: Location = key(
         "a file (.jsonl, .json, .csv, .tsv, .txt, .gz of them, .parquet), a glob of them, a folder with a file for"
@@ -139,7 +138,7 @@ class DataRecipe(Section, section="data"):
 
     @property
     def located(self) -> "DataRecipe":
-        """The same with `folder` in front of file names, as `read_pairs` takes them."""
+        """The recipe with `folder` in front of file names."""
         train, validation = self._located(self.train), self._located(self.validation)
         test = {name: self._located(where) for name, where in self.test.items()}
         mixture = {name: replace(part, train=self._located(part.train)) for name, part in self.mixture.items()}
@@ -148,7 +147,7 @@ class DataRecipe(Section, section="data"):
 
     @property
     def parts(self) -> dict[str, MixturePart]:
-        """The parts of the training data by their keys: `train`, its other direction, `mixture`, and `denoise`."""
+        """The parts of the training data by key: `train`, its other direction, `mixture`, and `denoise`."""
         train = self._located(self.train)
         parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
         if self.both_directions:
@@ -162,22 +161,22 @@ class DataRecipe(Section, section="data"):
 
     @property
     def denoised(self) -> list[int]:
-        """The numbers of the parts whose texts are damaged; if there are some, the pairs are the tokenizer's."""
+        """Numbers of the parts with damaged texts; if any, the pairs train only the tokenizer."""
         return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The target languages of a model that learns several; otherwise none."""
+        """The target languages of a model of several, or none."""
         return languages_of(self.parts)
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """What tokenizers of these data need besides the usual: tags of languages and parts, and a mask."""
+        """Additional tokens for the tokenizers: tags of languages and parts, and a mask."""
         tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
         return (*self.languages, *tags, *[MASK] * bool(self.denoise))
 
     def check_room(self, config: PreTrainedConfig) -> None:
-        """Raise a `ValueError` where rows made anew in an epoch may have more tokens than the model has positions."""
+        """Raise a `ValueError` if rows made in an epoch may be longer than the positions of the model."""
         limit, is_new = position_limit(config), self.augmentation.joined or self.streaming or self.denoise
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
@@ -194,13 +193,13 @@ class DataRecipe(Section, section="data"):
 
 
 def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
-    """Return the target languages of a model that learns several; otherwise none."""
+    """Return the target languages of a model of several, or none."""
     languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
     return languages if len(languages) > 1 else ()
 
 
 def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
-    """Check what can be known before a part is read; `other` is the language of a second direction, if any."""
+    """Check a mixture before it is read; `other` is the language of a second direction."""
     if other == target:
         must = "be another language than `data.target` where `data.both_directions` is true"
         raise wrong("data.source", must, repr(other))

@@ -1,4 +1,4 @@
-"""Readable labels of tokens in any script, and the words that tokens belong to."""
+"""Readable labels of tokens in any script, and the words of tokens."""
 
 import json
 import re
@@ -14,39 +14,38 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
-JOINERS = "\u200c\u200d"  # without width, of others, in Persian and Indian scripts and in emoji made of several
-# GPT-2's table the other way round: printable bytes stand for themselves, the others begin with Ā.
+JOINERS = "\u200c\u200d"  # without width, in Persian, Indian scripts and emoji
+# The inverse of GPT-2's table.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-# Scripts that put no space between words: Thai, Lao, Burmese, Khmer, kana, Chinese characters, and their punctuation.
+# Scripts without spaces: Thai, Lao, Burmese, Khmer, kana, Chinese characters, and punctuation.
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff0f"
 BEGINS_UNSPACED = re.compile(f"▁?[{UNSPACED}]")
 
 
 class Words(NamedTuple):
-    """The words that a sequence is shown in."""
+    """The displayed words of a sequence."""
 
     labels: list[str]
-    of_tokens: list[int]  # for each token the number of its label
+    of_tokens: list[int]  # number of the label of each token
 
 
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Make readable labels of the tokens of one sequence.
+    """Return readable labels of the tokens of a sequence.
 
-    Control tokens keep their name (`</s>`), a space is ▁, and an id that the tokenizer does not know <its number>.
-    Byte-level pieces become the characters that begin in them, behind … where they continue one of the piece before,
-    as is frequent in Korean; bytes that are no character are shown as ‹EC›.
+    Control tokens keep their name (`</s>`), a space is ▁, and an unknown id is <its number>. Byte-level pieces become
+    the characters that begin in them, after … if they continue one; bytes of no character are ‹EC›.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder, *unknown}
-    byte_of: dict[str, int] = {}  # of each letter of a piece, where all pieces are bytes
+    byte_of: dict[str, int] = {}  # by letter, if pieces are bytes
     if isinstance(tokenizer, ByT5Tokenizer):
         byte_of = {chr(byte): byte for byte in range(256)}
     elif tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel):
         byte_of = BYTE_OF_LETTER
     labels = [f"<{id_}>" if piece is None else piece for id_, piece in zip(ids, pieces, strict=True)]
-    run: list[tuple[int, bytes]] = []  # neighbouring pieces whose bytes may form a character together
+    run: list[tuple[int, bytes]] = []  # neighbouring pieces, whose bytes may form a character
     for index, (id_, piece) in enumerate(zip(ids, labels, strict=True)):
         fallback = FALLBACK_BYTE.fullmatch(piece)
         if id_ not in control and (byte_of or fallback):
@@ -75,21 +74,21 @@ def token_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
-    if is_word:  # when decoded, an unknown token would stick to the word before
+    if is_word:  # decoding would join an unknown token to the word before
         numbers = count()
         return [None if id_ in control else next(numbers) for id_ in ids]
     words, pieces = list[int | None](), tokenizer.convert_ids_to_tokens(list(ids))
     kept, shown, before = list[int](), "", list[str]()
-    unseen: list[int] = []  # places of bytes, which a text of ByT5 lacks until their character is whole
+    unseen: list[int] = []  # bytes that ByT5 hides until their character is whole
     for place, id_ in enumerate(ids):
         if id_ in control:
             words.append(None)
             continue
         kept.append(id_)
-        # All tokens so far, because only together bytes become characters, and a first space is dropped.
+        # All tokens so far, because characters need all bytes, and a first space is dropped.
         text = cast(str, tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         longer = text.split()
-        # More bytes of a broken character do not change the text.
+        # Bytes of a broken character do not change the text.
         is_inside = longer != before or text.endswith(BROKEN_CHARACTER)
         words.append(len(longer) - 1 if is_inside else None)
         if text == shown and not is_inside and pieces[place].strip(f" {SPACE_MARK}"):
@@ -104,9 +103,8 @@ def token_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
 def shown_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Words:
     """Join the tokens of a sequence to the words that people read.
 
-    Words are those of `token_words`; a control token is one, and a token of white space goes with the word after it.
-    Where a script has no spaces, each token that begins a character is a word; so it is in a date or any other single
-    word of a tokenizer of characters.
+    Words are those of `token_words`. A control token is a word, and white space goes with the next word. In scripts
+    without spaces, and in a single word of a tokenizer of characters, each token that begins a character is a word.
     """
     pieces, words = token_labels(tokenizer, ids), token_words(tokenizer, ids)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
@@ -134,7 +132,7 @@ def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:
     owners = (index for index, piece in run for _ in piece)
     for index, _ in run:
         labels[index] = ""
-    # A byte that is in no character becomes a surrogate, U+DC80 to U+DCFF, which no character of UTF-8 is.
+    # Bytes of no character become surrogates, U+DC80 to U+DCFF.
     for character in b"".join(piece for _, piece in run).decode(errors="surrogateescape"):
         own = character.encode(errors="surrogateescape")
         first, *others = dict.fromkeys(islice(owners, len(own)))

@@ -1,6 +1,6 @@
-"""Which language a name or a text is of, and in which script a text is written.
+"""Languages of names and texts, and scripts of texts.
 
-`languages.tsv` has the languages, each with its code, script, other spellings and frequent words.
+`languages.tsv` has the code, script, other spellings and frequent words of each language.
 """
 
 import re
@@ -15,30 +15,29 @@ from heedful.data.cleaning import sample
 
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 TAG = re.compile(r"([A-Za-z]{2,3})[-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})")  # kor_Hang, ko-KR, en_XX, es-419
-NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes where they are alone
+NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes only if alone
 _ROWS = [row.split("\t") for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[2:]]
 _CODES = {spelling: row[0] for row in _ROWS for spelling in ", ".join(row[2:3]).split(", ") if spelling}
 _CODES |= {row[0]: row[0] for row in _ROWS}
 SCRIPTS_OF_LANGUAGES = {row[0]: row[1] for row in _ROWS if row[1:] and row[1]}
 _FREQUENT_WORDS = {row[0]: row[3].split() for row in _ROWS if row[3:]}
-LOOKED_AT = 1000  # texts that show which language is theirs
+LOOKED_AT = 1000  # texts to find the language of
 _OWNERS = Counter(word for words in _FREQUENT_WORDS.values() for word in words)
-NO_SENTENCE = re.compile(r"[{}<>=_\\]")  # markup, code, JSON, whose words are of no language
+NO_SENTENCE = re.compile(r"[{}<>=_\\]")  # markup, code, JSON
 PUNCTUATION = ".,;:!?…\"'()«»“”„।"
 UNSPACED = ("CJK", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # scripts without spaces between words
 
 
 def language_named(name: str) -> str | None:
-    """Return the code of the language that a column, a tag or a user names, in any common spelling.
+    """Return the code of the language that a column, a tag or a user names, or None.
 
-    `ko` is named by ko, KO, kor, kor_Hang, ko_KR, Korean, 한국어, text_ko and "Korean sentence". A name that says
-    nothing certain, such as src, tgt or 1, gives None.
+    `ko` has the names ko, KO, kor, kor_Hang, ko_KR, Korean, 한국어, text_ko and "Korean sentence".
     """
     plain = unicodedata.normalize("NFC", name).strip()
     if plain.casefold() in _CODES:
         return _CODES[plain.casefold()]
     code, *region = re.split("[-_]", plain.lower())
-    if TAG.fullmatch(plain) or (region and f"{code}_{region[0]}" in locale_alias):  # which has ko_kr and the like
+    if TAG.fullmatch(plain) or (region and f"{code}_{region[0]}" in locale_alias):  # it has ko_kr and the like
         return _CODES.get(code, code)
     words = re.findall(r"[^\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", plain))
     ends = () if " " in plain or len(words) > 3 else (words[:1] + words[-1:])
@@ -48,12 +47,12 @@ def language_named(name: str) -> str | None:
 
 
 def code_of(language: str) -> str | None:
-    """Return the code of what is certainly said to be a language: also one that is not in the table."""
+    """Return the code of a language, also of one outside the table."""
     return language_named(language) or (language if LANGUAGE_CODE.fullmatch(language) else None)
 
 
 def language_of(name: str, texts: Sequence[str]) -> str | None:
-    """Return the code of a language by what its column is called, or by some of its texts where they are certain."""
+    """Return the code of a language by the name of its column, or by texts if they are certain."""
     if named := language_named(name):
         return named
     texts = sample(texts, LOOKED_AT)
@@ -74,7 +73,7 @@ def language_of(name: str, texts: Sequence[str]) -> str | None:
 
 @cache
 def _script_of_letter(letter: str) -> str:
-    """Return the first word of a letter's name in Unicode, which is that of its script but for Chinese and kana."""
+    """Return the first word of a letter's Unicode name, its script; Chinese and kana are CJK."""
     name = unicodedata.name(letter, "?").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     script = re.split("[ -]", name)[0].capitalize()
     return "CJK" if script in ("Cjk", "Hiragana", "Katakana", "Bopomofo") else script
@@ -85,27 +84,27 @@ def _letters_by_script(text: str) -> Counter[str]:
 
 
 def script_of(text: str) -> str | None:
-    """Return the script that most letters of a text are in, `None` where it has fewer than three letters of it."""
-    if text.isascii():  # the usual case, and no other script is
+    """Return the script of most letters of a text, `None` for fewer than three of it."""
+    if text.isascii():  # the usual case, always Latin
         return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
     ((script, count),) = _letters_by_script(text).most_common(1) or [("", 0)]
     return script if count >= 3 else None
 
 
 def lacks_script(text: str, script: str) -> bool:
-    """Return whether hardly a letter of a text is in a script: names and code in Latin letters make no other text."""
+    """Return whether less than a tenth of the letters of a text are in a script."""
     counts = _letters_by_script(text)
     return counts.total() >= 3 and counts[script] < 0.1 * counts.total()
 
 
 def main_script(texts: Iterable[str]) -> str | None:
-    """Return the script of at least four fifths of the texts that have one, `None` where they are mixed."""
+    """Return the script of four fifths of the texts with one, or `None`."""
     counts = Counter(filter(None, map(script_of, texts)))
     return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
 
 
 def is_unspaced(texts: Sequence[str]) -> bool:
-    """Return whether texts are in a script without spaces between words, and have none where words are."""
+    """Return whether texts have a script without spaces between words, and no such spaces."""
     counts, spaces = _letters_by_script("".join(texts)), sum(text.strip().count(" ") for text in texts)
     letters = sum(counts[script] for script in UNSPACED)
     return 2 * letters > counts.total() and 4 * spaces <= letters

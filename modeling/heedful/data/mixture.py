@@ -1,4 +1,4 @@
-"""The parts of a mixture: read one after another, each with the tokens that go before its sources."""
+"""The parts of a mixture, and the tokens before their sources."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
-    """Return the ids before the sources of each part: of its language if the model knows several, and of its tag."""
+    """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
     known = tokenizers.languages
     is_known = len(known) > 1
     languages = languages_of(parts) or {str(part.to) for part in parts.values() if is_known}
@@ -33,9 +33,9 @@ def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair)
 
 
 def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
-    """Return the id of a tag or of the mask; one that is no control token, or in a text, is a `ValueError`."""
+    """Return the id of a tag or the mask; raise a `ValueError` if it is no control token or can be read from text."""
     id_ = tokenizers.source.added_tokens_encoder.get(token)
-    is_closed = symbols_of(tokenizers.source) is not None  # which reads nothing but its symbols
+    is_closed = symbols_of(tokenizers.source) is not None  # it reads only its symbols
     texts = [] if is_closed else [token, f"a {token} a"]
     if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
         must = "be a special token that the tokenizer never reads out of a text"
@@ -44,7 +44,7 @@ def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
 
 
 def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
-    """Read all parts but the other direction, one after another; of several, each pair has its number as `part`."""
+    """Read all parts but the other direction; of several, each pair has its number as `part`."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -61,7 +61,7 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Da
 
 
 def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield pairs chunk by chunk, and after each chunk its pairs of the first part again, target to source: part 1."""
+    """Yield pairs in chunks, each followed by its pairs of the first part in the other direction, as part 1."""
     stream = iter(pairs)
     while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
         yield from chunk
@@ -70,7 +70,7 @@ def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
-    """Return what `both_ways` yields."""
+    """Return the pairs of `both_ways`."""
     from datasets import Dataset, IterableDataset
 
     if isinstance(pairs, Dataset):
@@ -79,12 +79,12 @@ def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | Itera
 
 
 def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
-    """Return the number of each pair's part, `(pairs,)`."""
+    """Return the part of each pair, `(pairs,)`."""
     return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
 
 
 def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Count the rows of each part by its key, from the `(rows,)` numbers of their parts; none is a `ValueError`."""
+    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
     counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
     for key in [key for key, count in counts.items() if not count]:
         raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")

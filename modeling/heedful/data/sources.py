@@ -1,8 +1,7 @@
 """Corpora of sentence pairs in files, on the Hub or built in, as rows {"source": …, "target": …}.
 
-Every kind of corpus takes the same way: a reader yields its rows one by one, each with its file and number; a checker
-takes source and target out of each row; and the pairs become a `Dataset` in memory or an `IterableDataset`. Nothing is
-cached on disk except what the Hub's own library downloads, so a changed file is always read again.
+A reader yields rows with file and number, a check takes source and target, and the pairs become a `Dataset` or an
+`IterableDataset`. Only the Hub's library caches, so a changed file is always read again.
 """
 
 import glob
@@ -28,16 +27,16 @@ from heedful.messages_heed import wrong
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-Record = tuple[str, int, Mapping[str, Any]]  # the file, the number of the row in it counted from 1, and its columns
+Record = tuple[str, int, Mapping[str, Any]]  # file, number of the row from 1, and columns
 Reader = partial[Iterator[Record]]
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
-# By which words `datasets` knows the file of a split.
+# Words in file names by which `datasets` knows splits.
 SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
-# What files are that are no plain text, by their first line or one line in five, and what makes texts of them.
+# Formats that are no plain text: their marks in the first line or one line in five, and a converter.
 MARKUP = {
     "WMT's SGML": (r"<(srcset|refset|tstset|set|doc|seg)\b", r"`sed -n 's/.*<seg[^>]*> *\(.*\)<\/seg>.*/\1/p'`"),
     "XLIFF": (r"<(xliff|trans-unit|unit|segment)\b", "`xliff2po` and `po2csv` of translate-toolkit"),
@@ -52,7 +51,7 @@ MARKUP = {
     "gettext's PO": (r"msg(id|str)\b", "`po2csv` of translate-toolkit"),
     "M2": (r"A -?\d+ -?\d+\|\|\|", "`sed -n 's/^S //p'`, which takes the sources"),
 }
-# A key before its text in .properties, .strings, YAML, PHP and JSON, or an id before a tab.
+# A key in .properties, .strings, YAML, PHP or JSON, or an id before a tab.
 KEY = re.compile(r"""[^\t]+\t|\s*["'$A-Za-z][^=]*=|\s+[\w.-]+:\s|\w+[._-][\w.-]+:\s|[\s{]*"[^"]*"\s*:""")
 HUB_LOCATION = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^:]*)(:(?P<split>[^:]+))?)?")
 
@@ -66,16 +65,15 @@ def read_pairs(
     streaming: bool = False,
     references: str | None = None,
 ) -> "Dataset | IterableDataset":
-    """Read a parallel corpus as rows with the columns `source` and `target`, texts in Unicode's form NFC.
+    """Read a parallel corpus as rows with the columns `source` and `target`, in NFC.
 
-    `location` is "builtin:train:100000"; a file, compressed or not, or a pattern such as "data/part-*.jsonl"; [source
-    file, target file] of as many lines; a folder with files for each split, as the library `datasets` lays them out or
-    saves them; or a dataset on the Hub, "name", "name:config" or "name:config:split". In .tsv and .txt every line is a
-    row, and quotation marks are text, unless the whole file is as pandas, Excel or Python's csv write it. `source` and
-    `target` are languages inside a `translation` column, or columns by name or, in a table without a line of names, by
-    number. Of several columns, "lemma,features", the texts are joined by a space, and `group` is that of the source's
-    first. With `streaming`, rows are read and checked while they are iterated. `references` is a column with the list
-    of all texts that are right, of which the target is the first.
+    `location` is "builtin:train:100000", a file, a pattern such as "data/part-*.jsonl", [source file, target file], a
+    folder with files for splits, or a dataset on the Hub: "name", "name:config" or "name:config:split". Lines of .tsv
+    and .txt are rows with plain quotation marks, unless the file is as pandas, Excel or csv write it. `source` and
+    `target` are languages in a `translation` column, or columns by name, or by number without a line of names. The
+    texts of several columns, "lemma,features", are joined by a space, and `group` is the first of the source.
+    `references` is a column with the list of all right texts, the target first. A stream is read and checked during
+    iteration.
     """
     import pyarrow as pa
     from datasets import Dataset, Features, IterableDataset, List, Value
@@ -96,21 +94,21 @@ def read_pairs(
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """Return for each pair all that is right: its `references`, or its target alone."""
+    """Return the `references` of each pair, or its target alone."""
     return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
 def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
-    """Return the first rows of a split, by languages or columns; of a table, all lines by number of column."""
+    """Return the first rows of a split by language or column; all lines of a table, by number of column."""
     rows = row_reader(location, ANY_COLUMNS, split, streaming=True)()
     first = next(rows)
-    read = chain([first], (row for row in rows if row[1:] != first[1:]))  # each file may begin with the line of names
+    read = chain([first], (row for row in rows if row[1:] != first[1:]))  # each file may repeat the names
     found = [(cells.get("translation"), cells) for _, _, cells in islice(read, count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
 def table_files(location: object, split: str = "train") -> list[str]:
-    """Return the tables among the files of a corpus, which is one file or a folder."""
+    """Return the tables among the files of a corpus: one file or a folder."""
     if not isinstance(location, str) or not Path(location).expanduser().exists():
         return []
     reader = row_reader(location, ANY_COLUMNS, split, streaming=True)
@@ -119,14 +117,14 @@ def table_files(location: object, split: str = "train") -> list[str]:
 
 
 def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:
-    """Yield all texts of a split's rows."""
+    """Yield all texts of the rows of a split."""
     for row in first_rows(location, sys.maxsize, split):
         yield from (text for text in row.values() if isinstance(text, str))
 
 
 @contextmanager
 def reading(parameter: str) -> Iterator[None]:
-    """Name another parameter than `location` in the errors of reading one."""
+    """Replace `location` by another parameter in errors."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -134,7 +132,7 @@ def reading(parameter: str) -> Iterator[None]:
 
 
 def row_reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
-    """Return what reads the rows of a location; errors that need no row are raised here, for streams too."""
+    """Return a reader of the rows of a location; raise errors that need no row, also for streams."""
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
             must = "be a file on this machine or a dataset's name on the Hub"
@@ -156,12 +154,12 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
 
 
 def _checked_pairs(rows: Reader, names: Columns, references: str | None, streaming: bool) -> Iterator[dict[str, Any]]:
-    """Take source and target out of rows; raise a `ValueError` if one is missing, in a stream at once.
+    """Yield source and target of rows; raise a `ValueError` if one is missing, in a stream at once.
 
-    Otherwise it is raised after the last row: only then is it certain that a language is missing, and in how many.
+    Otherwise it is raised after the last row, with the count.
     """
     found: set[str] = set()
-    columns: dict[str, None] = {}  # of the rows in which a name is missing, in order
+    columns: dict[str, None] = {}  # of rows without one of the names
     empty: dict[str, list[tuple[str, int]]] = {}
     for file, number, cells in rows():
         sides: tuple[list[str], list[str]] = [], []
@@ -197,7 +195,7 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
-    """Return all texts that are right in a row: the target, and then the other ones of the column `name`."""
+    """Return all right texts of a row: the target, then the others of the column `name`."""
     texts = cells.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         found = f"{shortened(texts) if name in cells else 'missing'} instead in row {number} of {file}"
@@ -207,15 +205,15 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus that is drawn by rule, which an entry point of `heedful.corpora` names."""
+    """A generated corpus, named by an entry point of `heedful.corpora`."""
 
-    draw: Callable[[str, int], Iterable[Mapping[str, str]]]  # distinct pairs of a split, so many, always the same
+    draw: Callable[[str, int], Iterable[Mapping[str, str]]]  # the first pairs of a split, distinct and always the same
     splits: Sequence[str]
-    languages: tuple[str, str]  # the columns
+    languages: tuple[str, str]  # names of the columns
 
 
 def builtin_corpus() -> Corpus:
-    """Return the built-in corpus, which the laboratory adds as `builtin`."""
+    """Return the built-in corpus of the laboratory."""
     for corpus in entry_points(group="heedful.corpora", name="builtin"):
         return cast("Corpus", corpus.load())
     raise ImportError("The built-in corpus must be named by an entry point of heedful.corpora: install heedful again.")
@@ -233,7 +231,7 @@ def _builtin(location: str, columns: Columns) -> Reader:
 
 
 def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: object) -> Iterator[Record]:
-    """Yield what is read with its place and number; a `ValueError` says so if it is nothing."""
+    """Yield rows with place and number; raise a `ValueError` if there are none."""
     number = 0
     for number, row in enumerate(read(*arguments), start=1):
         yield location, number, row
@@ -242,7 +240,7 @@ def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *
 
 
 def _local_files(location: str) -> list[Path]:
-    """Return the files of a location in order, or an empty list if it is a name on the Hub."""
+    """Return the files of a location in order, or none for a name on the Hub."""
     path = Path(location).expanduser()
     if path.is_file():
         files = [path]
@@ -259,19 +257,19 @@ def _local_files(location: str) -> list[Path]:
     for file in files:
         if not kind_of_file(file):
             advice = "save the table as CSV UTF-8" if file.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
-            with suppress(ValueError):  # of what is no text
+            with suppress(ValueError):  # of binary files
                 advice = advice or _markup_of(file)
             raise wrong("location", f"be a file of a known kind {KINDS}", file, advice=advice)
     return files
 
 
 def _is_hidden(file: Path, given: Path) -> bool:
-    """Tell whether `datasets` would leave out a file that was found, such as a notebook's checkpoint."""
+    """Return whether `datasets` would ignore a file, such as a checkpoint of a notebook."""
     return any(part.startswith((".", "__", "~$")) for part in {*file.parts} - {*given.parts})
 
 
 def _folder(folder: Path, columns: Columns, split: str) -> Reader:
-    """Return the reader of a split in a folder: of what `datasets` saved, or of files whose path names the split."""
+    """Return the reader of a split in a folder that `datasets` saved, or by the paths of files."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 
@@ -282,14 +280,14 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
         return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of_file(path))
     files = [path for path in files if not path.name.startswith("dataset_info") and not _is_hidden(path, folder)]
-    # A recipe for `.` writes its run into the folder of its data.
+    # Runs of a recipe for `.` are in the folder of its data.
     runs = {path.parent for path in folder.rglob("log.jsonl") if path.with_name("recipe.yaml").is_file()} - {folder}
     files = [path for path in files if not runs & {*path.parents}]
     words = {path: {*re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower())} for path in files}
     splits = {path: next((name for name in SPLITS if {*SPLITS[name].split()} & words[path]), None) for path in files}
     chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]
     if not chosen and split == "train" and not any(splits.values()):
-        chosen = files  # as `datasets` takes them
+        chosen = files  # as `datasets` does
     if not chosen:
         found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
         must = f"be a folder with a file {KINDS} whose name says {split}"
@@ -308,7 +306,7 @@ def _text_file(location: str) -> str:
 
 
 def _markup_of(file: str | Path) -> str:
-    """Say what a file looks like by its first lines, and what makes text of it, where that is known."""
+    """Return the format of a file by its first lines and a way to convert it, if known."""
     head = [line.strip() for _, line in islice(numbered_lines(str(file)), 100) if line.strip()]
     for what, (mark, way) in MARKUP.items():
         marked = [bool(re.match(mark, line)) for line in head]
@@ -318,7 +316,7 @@ def _markup_of(file: str | Path) -> str:
 
 
 def _check_are_plain(files: Sequence[str]) -> None:
-    """Raise a `ValueError` that says what two files are by their first lines where those are no texts, one a line."""
+    """Raise a `ValueError` if the first lines of two files are no plain texts."""
     if found := _markup_of(files[0]) or _markup_of(files[1]):
         raise ValueError(f"`location` must be files of plain text, but {found}.")
     heads = [[line for _, line in islice(numbered_lines(file), 100)] for file in files]
@@ -357,7 +355,7 @@ def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of JSON Lines, and of the array that a .json file may hold, as `datasets` does."""
+    """Yield the rows of JSON Lines, or of an array in a .json file, as `datasets` does."""
     what, place, lines = "JSON objects", "line", ((number, line.strip()) for number, line in numbered_lines(file))
     rows: Iterable[Any] = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
     is_json = kind_of_file(file) == "json"
@@ -373,11 +371,11 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parsed_json(file: str, what: str, line: int | None, text: str) -> Any:
-    """Parse a line of a file, or all of it; an error names the line where it is known."""
+    """Parse a line or a file; an error names the line if known."""
     try:
         value = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises at half a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises for half a surrogate pair
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
         line = line or getattr(error, "lineno", None)
@@ -416,7 +414,7 @@ def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -
     finally:
         if bars_shown:
             datasets.enable_progress_bars()
-    # Other columns may hold audio or images, which would be decoded for nothing.
+    # Other columns may hold audio or images, which are slow to decode.
     names = dataset.column_names or []
     parts = {"translation", *(part for name in columns for part in parts_of(name, names))}
     wanted = [column for column in names if column in parts]

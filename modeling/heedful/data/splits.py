@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Splits:
-    """The pairs of a recipe, as rows with `source` and `target`, perhaps `references`, `part` and `row`."""
+    """The pairs of a recipe: rows with `source` and `target`, perhaps `references`, `part` and `row`."""
 
     train: "Dataset | IterableDataset"
-    validation: Any  # a Dataset, or `None` where `clean` is to hold some out of the training pairs
+    validation: Any  # a Dataset, or `None` if `clean` shall hold some out
     tests: "dict[str, Dataset]"  # by their keys in the recipe
-    total: int | None  # training pairs in all; `None` for a stream whose end was not reached
-    report: CleaningReport = field(default_factory=CleaningReport)  # of a stream it fills while the stream is read
-    others: frozenset[str] = frozenset()  # texts that are not trained on either
-    is_held_out: bool = False  # whether the validation pairs come from those of training
+    total: int | None  # training pairs in all; `None` for a stream with more
+    report: CleaningReport = field(default_factory=CleaningReport)  # a stream fills it when it is read
+    others: frozenset[str] = frozenset()  # more texts that must not be trained on
+    is_held_out: bool = False  # whether the validation pairs were training pairs
 
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
-    """Read all pairs, or only `limit` of training, drawn, of a stream the first; these have their numbers as `row`."""
+    """Read all pairs, or `limit` drawn training pairs (the first of a stream) with their numbers as `row`."""
     from datasets import Dataset
 
     where = data.located
@@ -55,14 +55,14 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
 
 
 def check_references(splits: Splits, ignore: str | None, bleu_tokenizer: str | None) -> None:
-    """Raise a `ValueError` if scores would see nothing of the references of a held-out split, or no words in them."""
+    """Raise a `ValueError` if scores would see nothing, or no words, in the references of a split."""
     for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
         left = references_left(ignore, references_of(split), "decoding.")
         fitting_tokenizer(bleu_tokenizer, left, "decoding.bleu_tokenizer")
 
 
 def clean(splits: Splits, data: DataRecipe) -> Splits:
-    """Apply the recipe's rules to the training pairs, and then hold validation pairs out of them if there are none."""
+    """Apply the cleaning rules to the training pairs, and hold out validation pairs if there are none."""
     others = ({"source": text, "target": text} for text in splits.others)
     held_out = chain(splits.validation or (), *splits.tests.values(), others)
     train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
@@ -77,7 +77,7 @@ def clean(splits: Splits, data: DataRecipe) -> Splits:
 
 
 def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
-    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; those of a stream are met later."""
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; not for streams."""
     tokenizers.check_symbols(kept.validation, "`data.validation`")
     for key, test in kept.tests.items():
         tokenizers.check_symbols(test, f"`{key}`", ignore)

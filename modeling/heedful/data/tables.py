@@ -1,4 +1,4 @@
-"""Text files and the tables in them: lines, what separates and wraps the cells, what the columns are called."""
+"""Text files and tables in them: lines, delimiters, quotation marks, and names of columns."""
 
 import csv
 import gzip
@@ -15,27 +15,27 @@ from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted
 
 Columns = tuple[str, str]  # of source and target
 DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars", "\n": "line ends"}
-# Those of prose: before a space, within a number, or at the end of an entity of HTML.
+# Punctuation of prose: before a space, in a number, or at the end of an HTML entity.
 PROSE = {",": re.compile(r"\0\s|\d\0[\d–-]"), ";": re.compile(r"\0\s|&#?\w+\0")}
-SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # which Excel reads before a table
+SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # for Excel
 TABLES = ("csv", "tsv", "txt")
-ANY_COLUMNS = ("", "")  # where it is not known yet what they are called
-LOOKED_AT = 200  # lines by which a delimiter is chosen
-# Which cells are wrapped by pandas and Python's csv, by polars, Excel, QUOTE_ALL, and QUOTE_NONNUMERIC and R.
+ANY_COLUMNS = ("", "")  # before their names are known
+LOOKED_AT = 200  # lines to choose a delimiter by
+# Cells in quotation marks as written by pandas and csv, polars, Excel, QUOTE_ALL, and QUOTE_NONNUMERIC and R.
 WRAPPED = [r'["\t\r\n]', r'["\t\r\n]|^$', r'["\t\r\n,]', "", r"^(?!(-?[\d.]+(e[+-]?\d+)?|NA)$)"]
-csv.field_size_limit(2**24)  # characters of a cell; a quotation mark that is never closed makes one of a whole file
+csv.field_size_limit(2**24)  # characters of a cell; an open quotation mark makes a whole file one cell
 
 
 def kind_of_file(path: str | Path) -> str | None:
-    """Return the kind of a file that pairs are read from, as its name says."""
+    """Return the kind of a file of pairs by its name, or None."""
     match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", Path(path).name.lower())
     return match[1] if match else None
 
 
 def numbered_lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
-    r"""Yield the number and the text of each line of a text file, with the characters that end the line.
+    r"""Yield number and text of each line of a text file, with its end.
 
-    Only \n ends a line. Python's `splitlines` also splits at \x0b, \u2028 and others, which occur inside sentences.
+    Only \n ends a line: `splitlines` would also split at \x0b, \u2028 and others inside sentences.
     """
     number, line = 0, b""
     try:
@@ -50,29 +50,29 @@ def numbered_lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int
 
 
 def without_end(line: str) -> str:
-    """Return a line without what ends it."""
+    """Return a line without its end."""
     return line.removesuffix("\n").removesuffix("\r")
 
 
 def parts_of(name: str, columns: Collection[str]) -> list[str]:
-    """Return the columns that a name stands for: the one that is called so, or else those between its commas."""
+    """Return the columns of a name: the one with this name, or those between its commas."""
     return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
 
 
 def name_of(columns: Sequence[str]) -> str:
-    """Return the name that stands for columns, as `parts_of` reads it."""
+    """Return the name of columns, as `parts_of` reads it."""
     return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
 
 
 def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield line and cells of each row by the names in the first, or by number where columns are numbers it lacks."""
+    """Yield line and cells of each row by the names in the first line, or by number if it lacks these."""
     delimiter, _ = delimiters_of(file, columns)
     is_csv = kind_of_file(file) == "csv"
     rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)
     first, names = next(rows, (1, []))
     wanted = {part for name in columns for part in parts_of(name, names)}
     is_named = wanted <= {*names}
-    if is_named and _are_numbers(wanted):  # but not above numbers
+    if is_named and _are_numbers(wanted):  # names are not above numbers
         rows = chain(ahead := list(islice(rows, LOOKED_AT)), rows)
         places = [names.index(name) for name in wanted]
         below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
@@ -94,7 +94,7 @@ def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line of a .tsv or .txt, from the first quotation mark on perhaps as CSV."""
+    """Yield number and cells of each line of a .tsv or .txt, perhaps as CSV from the first quotation mark on."""
     lines, may_wrap, tab = numbered_lines(file), True, delimiter.replace("\n", "\t")
     for number, line in lines:
         if may_wrap and '"' in line and (may_wrap := are_wrapped(file, tab)):
@@ -116,16 +116,16 @@ def _csv_rows(file: str, delimiter: str, lines: Iterable[str], before: int = 0) 
 
 
 def _csv_lines(file: str) -> Iterator[str]:
-    r"""Yield the lines of a CSV file, without Excel's `sep=;`; a lone \r, of old Macs, ends one too."""
+    r"""Yield the lines of a CSV file without Excel's `sep=;`; a lone \r of old Macs ends a line."""
     for number, line in numbered_lines(file):
         text = SEPARATOR_LINE.sub("", line) if number == 1 else line
         yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
 
 
 def are_wrapped(file: str, delimiter: str) -> bool:
-    """Tell whether the cells of a .tsv or .txt are wrapped in quotation marks, with doubled ones inside, as in CSV.
+    """Return whether cells of a .tsv or .txt are in quotation marks, with doubled ones inside, as in CSV.
 
-    They are where a writer of CSV would write every row as it is. Elsewhere a mark is what it is in any text.
+    They are if a writer of CSV would write each row in this way. Otherwise the marks are text.
     """
     if not any('"' in line for _, line in numbered_lines(file)):
         return False
@@ -145,21 +145,21 @@ def are_wrapped(file: str, delimiter: str) -> bool:
 
 
 def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
-    """Return what separates the cells of a table, and what else may: what the file's kind says, or its lines need.
+    """Return the delimiter of a table, and the others that fit too.
 
-    They need another where only that makes columns of the wanted names, or as many cells in nearly all of the first
-    lines. Of several the one that is not as in prose separates. Lines of plain text have one cell.
+    A delimiter other than that of the file's kind needs to give columns with the wanted names, or equal numbers of
+    cells in nearly all first lines. Punctuation of prose comes last. Plain text has one cell a line.
     """
     is_csv = kind_of_file(file) == "csv"
     own, fits, has_cells = ",\t"[not is_csv], dict[str, tuple[bool, bool, int]](), is_csv
     if is_csv and (stated := SEPARATOR_LINE.match(next((line for _, line in numbered_lines(file)), ""))):
         return stated[1], []
-    for delimiter in dict.fromkeys(("\t", own, ",", ";", "|")):  # the first of several: a tab is in no prose
+    for delimiter in dict.fromkeys(("\t", own, ",", ";", "|")):  # a tab first: prose has none
         rows: Iterable[list[str]] = (without_end(line).split(delimiter) for _, line in numbered_lines(file))
         if is_csv:
             rows = csv.reader(islice(_csv_lines(file), 5 * LOOKED_AT), delimiter=delimiter, strict=True)
         table: list[list[str]] = []
-        with suppress(csv.Error):  # reading it with the right one names the line
+        with suppress(csv.Error):  # reading the right one names the line
             table.extend(islice((cells for cells in rows if any(cells)), LOOKED_AT))
         size, count = Counter(map(len, table)).most_common(1)[0] if table else (0, 0)
         wanted = {part for name in columns for part in parts_of(name, table[0] if table else ())}
@@ -179,7 +179,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
 
 
 def layouts_of(files: Iterable[str]) -> list[str]:
-    """Say how the cells of tables are written, where not as their kind says, or where another way would fit too."""
+    """Describe tables with unusual delimiters or quotation marks, or with several possible ones."""
     said: dict[str, None] = {}
     for file in files:
         is_csv, (delimiter, others) = kind_of_file(file) == "csv", delimiters_of(file, ANY_COLUMNS)
@@ -196,7 +196,7 @@ def _are_numbers(columns: Collection[str]) -> bool:
 
 
 def advice_on_tables(file: str) -> str:
-    """Return what an error about columns says of a table, which may have no line of names."""
+    """Return advice for errors about columns of tables."""
     if kind_of_file(file) not in TABLES:
         return ""
     return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."

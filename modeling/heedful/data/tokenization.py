@@ -1,7 +1,7 @@
-"""The pair of tokenizers that a translation model uses: encode the source, encode and decode the target.
+"""The tokenizers of a model: encode the source, encode and decode the target.
 
-Source and target sequences end in `</s>` and have no `<s>`: the decoder starts with it. A tokenizer that Heedful has
-trained never reads a control token out of a sentence, so "<s>" or "<2en>" inside a text is plain text.
+Sequences end in `</s>` and have no `<s>`, with which the decoder starts. A tokenizer trained by Heedful reads no
+control token from text: "<s>" or "<2en>" in a sentence is plain text.
 """
 
 import base64
@@ -28,16 +28,16 @@ from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# The class of a source's tokenizer in `tokenization_heed.py`, where the target has another.
+# The class of a source tokenizer in `tokenization_heed.py`, if the target has its own.
 SOURCE_CLASS = "HeedSourceTokenizer"
-# Settings that from_pretrained adds to a tokenizer and that save_pretrained would write to its folder.
+# Settings by from_pretrained that save_pretrained must not write.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
-# One thread at a time encodes with a tokenizer that is switched between the languages or vocabularies of two sides.
+# For tokenizers that switch between two sides.
 SWITCHING = threading.Lock()
-MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made of one, and values in the settings of a tokenizer.json
-QUANTIFIER, MOST_QUANTIFIERS = re.compile(r"(?<!\()[*+?{]"), 3  # a pattern with more is tried before it is used
+MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made of one, and values in a tokenizer.json
+QUANTIFIER, MOST_QUANTIFIERS = re.compile(r"(?<!\()[*+?{]"), 3  # patterns with more are tried first
 PATIENCE = 5  # seconds
-# Of a text of the pattern's own characters, in a process of its own, because nothing else ends a search.
+# In a process of its own, because nothing else ends a search.
 TRY_PATTERNS = """
 import json, sys
 from tokenizers import Regex, pre_tokenizers
@@ -46,17 +46,16 @@ for pattern in json.load(sys.stdin):
         pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(letter * 200 + "!")
 """
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
-GAP = re.compile(r"<extra_id_\d+>|<mask>")  # of a text that T5 or BART shall fill
+GAP = re.compile(r"<extra_id_\d+>|<mask>")  # for T5 or BART to fill
 
 
 class TokenizerPair:
     """The tokenizers of a model: one for both sides (joint, the same object twice), or one for each.
 
-    `languages` are those that have a tag `<2xx>` in the source vocabulary, in the order of their ids.
+    `languages` are those with a tag `<2xx>` in the source vocabulary, in the order of their ids.
 
     Raises:
-        ValueError: If a tokenizer has no padding or end token, if the two disagree about them, or if one cuts the same
-            text in another way each time.
+        ValueError: If a tokenizer has no padding or end token, the two differ in them, or one is random.
     """
 
     def __init__(self, source: "PreTrainedTokenizerFast", target: "PreTrainedTokenizerFast"):
@@ -80,12 +79,12 @@ class TokenizerPair:
 
     @property
     def pad_token_id(self) -> int:
-        """The id of padding; Trainer reads it from its `processing_class`."""
+        """The id of padding, for `Trainer`."""
         return int(self.source.pad_token_id)
 
     @property
     def model_input_names(self) -> list[str]:
-        """The names of what the source tokenizer returns; Trainer reads them from its `processing_class`."""
+        """The names of model inputs, for `Trainer`."""
         return self.source.model_input_names
 
     @property
@@ -94,7 +93,7 @@ class TokenizerPair:
         return self.source is self.target
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
-        """Encode source texts, without truncation and without the white space around them, after their `head`."""
+        """Encode source texts, without truncation and outer white space, after their `head`."""
         head = self.head(target_language)
         encoded = encode_texts(self.source, "text", texts)
         return [head + ids for ids in encoded] if head else encoded
@@ -110,13 +109,13 @@ class TokenizerPair:
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
 
     def encode_target(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode target texts, without truncation, as the labels of a model."""
+        """Encode target texts as labels, without truncation."""
         return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
-        """Turn target ids (lists, arrays or a tensor) back into texts, in Unicode's form NFC.
+        """Return the texts of target ids (lists, arrays or a tensor), in NFC.
 
-        Control tokens are left out, and negative ids such as the -100 that pads labels. `<unk>` is shown.
+        Control tokens and negative ids such as -100 are left out; `<unk>` is shown.
         """
         with tokenizing("decode ids"):
             texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
@@ -125,14 +124,14 @@ class TokenizerPair:
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
 
     def check_is_fast(self, use: str) -> None:
-        """Raise a `ValueError` for tokenizers that the library `tokenizers` does not compute, for a use it must."""
+        """Raise a `ValueError` for tokenizers outside the library `tokenizers`."""
         for tokenizer in (self.source, self.target):
             if not tokenizer.is_fast:
                 must, kind = f"a fast one (of the library `tokenizers`) for {use}", type(tokenizer).__name__
                 raise ValueError(f"The tokenizer must be {must}, but is a {kind} instead.")
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Raise a `ValueError` for the first symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
+        """Raise a `ValueError` for a symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
             if symbols_of(tokenizer) is not None and (side == "source" or ignore is None):
@@ -142,30 +141,30 @@ class TokenizerPair:
                     raise error.at(f"{place}, pair {error.index + 1}") from None
 
     def fingerprint(self) -> str:
-        """Return a checksum of what decides about ids, the same for a tokenizer however it was loaded."""
+        """Return a checksum of what decides about ids, however the tokenizers were loaded."""
         digest = hashlib.sha256()
         for tokenizer in (self.source, self.target):
             backend = getattr(tokenizer, "backend_tokenizer", None)
             parts = json.loads(backend.to_str()) if backend is not None else {"model": tokenizer.get_vocab()}
-            # How the last call has padded and truncated stays in the backend.
+            # The backend keeps padding and truncation of the last call.
             kept = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
             digest.update(json.dumps([kept, self.special_ids()], sort_keys=True).encode())
         return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
-        """Return the ids that a config must agree with; padding starts a decoder that has no `<s>`, as Marian's."""
+        """Return the ids for a config; without `<s>`, padding starts the decoder, as in Marian."""
         bos, pad = self.target.bos_token_id, self.target.pad_token_id
         ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": self.target.eos_token_id}
         return ids | {"decoder_start_token_id": pad if bos is None else bos}
 
     def vocabularies(self) -> dict[str, int | None]:
-        """Return the sizes of both vocabularies, and the special ids, as a config has them."""
+        """Return vocabulary sizes and special ids for a config."""
         return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
     def check_config(self, config: "PreTrainedConfig", generation_config: "GenerationConfig | None" = None) -> None:
-        """Raise a `ValueError` that names every field of a model's config that does not fit: special ids and sizes.
+        """Raise a `ValueError` with every special id and size of a model's config that does not fit.
 
-        An id that the config lacks may be in the generation config; of several ends the tokenizers have one.
+        The generation config may have an id that the config lacks, and several end tokens.
         """
         wrong = []
         for name, value in self.vocabularies().items():
@@ -180,10 +179,10 @@ class TokenizerPair:
             raise ValueError("The model's config does not fit the tokenizers: " + " ".join(wrong))
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save the tokenizers so that `from_pretrained` and transformers' `AutoTokenizer` can load them.
+        """Save the tokenizers for `from_pretrained` and transformers' `AutoTokenizer`.
 
-        Of two tokenizers, the target's is saved in a folder `target_tokenizer` inside; a joint one with the
-        `target_tokenizer` of another pair beside it would be a `ValueError`.
+        A separate target tokenizer goes to the folder `target_tokenizer` inside. A joint pair refuses such a folder of
+        another pair with a `ValueError`.
         """
         folder = Path(folder)
         if self.is_joint:
@@ -195,10 +194,9 @@ class TokenizerPair:
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, trust_remote_code: bool = False) -> "TokenizerPair":
-        """Load a saved pair, or any Hugging Face tokenizer as a joint pair, without using the network.
+        """Load a saved pair, or any Hugging Face tokenizer as a joint pair, without the network.
 
-        If the files are not those that `save_pretrained` wrote, that is a warning. `trust_remote_code` lets code run
-        that the folder brings along.
+        Files changed since `save_pretrained` give a warning. `trust_remote_code` lets code in the folder run.
 
         Raises:
             FileNotFoundError: If the folder, or a tokenizer in it, does not exist.
@@ -206,9 +204,9 @@ class TokenizerPair:
         """
         folder = Path(folder)
         source = _load(folder, trust_remote_code)
-        # The settings of a source tokenizer say whether the target has a tokenizer of its own.
+        # The source tokenizer knows whether the target has its own.
         is_separate = TARGET_FOLDER in source.init_kwargs
-        if not is_separate:  # transformers saves one tokenizer into a folder that had two
+        if not is_separate:  # transformers may have saved one over two
             check_no_target(folder)
         target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
         changed = changed_files(folder, "tokenizer")
@@ -221,7 +219,7 @@ class TokenizerPair:
 
 
 def warn_of_split_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Warn of tokens of `add_special_tokens` that a tokenizer of ours reads out of no text."""
+    """Warn of special tokens, by `add_special_tokens`, that our tokenizers read from no text."""
     added = [str(token) for token in getattr(tokenizer, "extra_special_tokens", None) or ()]
     is_ours = not type(tokenizer).__module__.startswith("transformers.models.")
     if added and is_ours and tokenizer.split_special_tokens:
@@ -230,7 +228,7 @@ def warn_of_split_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts as `text` or `text_target`; a symbol that a closed vocabulary lacks is an `UnknownSymbol`."""
+    """Encode texts as `text` or `text_target`; raise an `UnknownSymbol` if a closed vocabulary lacks one."""
     texts = checked_texts(texts)
     if not texts:
         return []
@@ -240,12 +238,12 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
     try:
         with SWITCHING if switches else nullcontext(), tokenizing("encode texts"):
             ids: list[list[int]] = tokenizer(**options, verbose=False)["input_ids"]
-    except ValueError as error:  # one of `tokenizers` does not name the symbol
+    except ValueError as error:  # `tokenizers` does not name the symbol
         raise unknown_symbol(tokenizer, side, texts) or error from None
     if tokenizer.is_fast or not tokenizer.split_special_tokens:
         return ids
     gaps = {token for token in tokenizer.added_tokens_encoder if GAP.fullmatch(token)}
-    for number, text in enumerate(texts):  # ByT5's class splits gaps too
+    for number, text in enumerate(texts):  # ByT5 splits gaps too
         parts = re.split(f"({GAP.pattern})", text)
         if not gaps.isdisjoint(parts):
             tokens = [token for part in parts for token in ([part] if part in gaps else tokenizer.tokenize(part))]
@@ -255,21 +253,21 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
 
 @contextmanager
 def tokenizing(task: str) -> Iterator[None]:
-    """Make a `ValueError` of whatever a broken tokenizer raises, also of a panic of the library `tokenizers`."""
+    """Turn any error of a broken tokenizer, also a panic of `tokenizers`, into a `ValueError`."""
     try:
         yield
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # which has no module, and is no `Exception`
+        is_panic = type(error).__name__ == "PanicException"  # no `Exception`, and without a module
         if isinstance(error, OSError | ValueError | ImportError) or not (is_panic or isinstance(error, Exception)):
             raise
         raise ValueError(f"The tokenizer cannot {task}: {first_line(error)}") from error
 
 
 def check_is_bounded(path: Path) -> None:
-    """Raise a `ValueError` if a tokenizer.json makes so much of one character that a text would fill the memory."""
+    """Raise a `ValueError` if a tokenizer.json expands a character so much that a text would fill the memory."""
     state, growth = read_object(path), 1.0
     parts: list[object] = [state.get(name) for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
-    for number, part in enumerate(parts):  # to which what is in each is added
+    for number, part in enumerate(parts):  # grows below
         if isinstance(part, dict):
             growth *= _growth(part)
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
@@ -284,7 +282,7 @@ def check_is_bounded(path: Path) -> None:
 
 @functools.cache
 def are_quick(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns end soon in texts of their own characters, and do not panic."""
+    """Return whether patterns end soon, without a panic, in texts of their own characters."""
     command, given = [sys.executable, "-I", "-c", TRY_PATTERNS], json.dumps(patterns).encode()
     with suppress(subprocess.SubprocessError):
         subprocess.run(command, input=given, check=True, capture_output=True, timeout=PATIENCE)
@@ -295,7 +293,7 @@ def are_quick(patterns: tuple[str, ...]) -> bool:
 def _growth(part: dict[str, Any]) -> float:
     """Return how many characters a part of a tokenizer.json makes of one, at most."""
     pattern, content, charsmap = part.get("pattern"), part.get("content"), part.get("precompiled_charsmap")
-    if isinstance(charsmap, str):  # whose first number is the size of a table in it, for which memory is taken
+    if isinstance(charsmap, str):  # it begins with the size of a table to allocate
         table = base64.b64decode(charsmap)
         return math.inf if int.from_bytes(table[:4], "little") > len(table) else 1
     if isinstance(pattern, dict) and isinstance(content, str):
@@ -314,16 +312,15 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
         settings.pop(key, None)
     settings |= more or {}
     if type(tokenizer).__name__ in (PreTrainedTokenizerFast.__name__, SOURCE_CLASS):
-        # transformers 4 knows the first name too. The other refuses `text_target`; without Heedful it is the first.
+        # transformers 4 knows this name too. `SOURCE_CLASS` refuses `text_target`; without Heedful it is the same.
         settings["tokenizer_class"] = SOURCE_CLASS if more else "PreTrainedTokenizerFast"
     write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def options_inside(folder: str | Path) -> dict[str, Any]:
-    """Check the files of a tokenizer in a folder, and return options of `from_pretrained` by which it opens no others.
+    """Check the tokenizer files in a folder, and return options of `from_pretrained` that keep it inside.
 
-    transformers finds files by their usual names. Paths of another machine are common, and are not followed. For what
-    is no folder, but a name on the Hub, there are none.
+    Paths of other machines are common, and are not followed. A name on the Hub has no such options.
     """
     path = Path(folder) / "tokenizer_config.json"
     if not Path(folder).is_dir():
@@ -345,7 +342,7 @@ def _load(folder: Path, trust_remote_code: bool) -> "PreTrainedTokenizerFast":
         found = f"has no {path.name}" if folder.is_dir() else "does not exist"
         raise FileNotFoundError(f"{folder} must be a folder with a tokenizer, but {found}.")
     options = options_inside(folder) | {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    # AutoTokenizer would first look for a model in the folder.
+    # AutoTokenizer would look for a model first.
     is_ours = read_object(path).get("tokenizer_class") in ("PreTrainedTokenizerFast", SOURCE_CLASS)
     loader = PreTrainedTokenizerFast if is_ours else AutoTokenizer
     way = "with `TokenizerPair.from_pretrained(…, trust_remote_code=True)`; Heed's own need no code"

@@ -1,4 +1,4 @@
-"""Tokenizers trained from raw text: BPE and Unigram on bytes, characters, or whole words."""
+"""Tokenizers trained from raw text: BPE and Unigram on bytes, characters, or words."""
 
 import json
 import logging
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # that is none of a language
+OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # not of a language
 Algorithm = Literal["bpe", "unigram", "character", "jamo", "word"]
-SUBWORDS = ("bpe", "unigram")  # whose vocabulary has the size that is asked for, and no end of its own
-# The fewest tokens that each algorithm needs besides the special ones; 256 of them are the bytes.
+SUBWORDS = ("bpe", "unigram")  # their vocabularies have any size
+# The fewest tokens besides special ones; 256 are bytes.
 SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "character": 256, "jamo": 256, "word": 1}
-FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens of what has no token of its own
-JAMO_OR_CHARACTER = rf"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|{CHARACTER}"  # Korean's letters each for itself
-# The Unigram trainer gives unseen bytes the lowest score plus 0.0001 times 0 to 255.
+FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters without a token
+JAMO_OR_CHARACTER = rf"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|{CHARACTER}"  # single Korean letters
+# Scores of unseen bytes: the lowest plus 0.0001 times 0 to 255.
 UNSEEN_BYTES_BAND = 0.026
-# The trainers take memory for every token that may be found, and end the process where it is not there.
+# The trainers allocate memory for every token, and end the process without it.
 MOST_TOKENS = 2**20
-# Time grows with the square of the longest word, so what has more letters or spaces in a row is cut into pieces.
+# Training time grows with the square of the longest word, so longer ones are cut.
 LONGEST_WORD = 1000
 LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
 
 
 @dataclass
 class TokenizerRecipe(Section, section="tokenizer"):
-    """The recipe's tokenizer: trained from the training pairs, or taken from a folder."""
+    """The recipe's tokenizer: trained on the training pairs, or from a folder."""
 
     path: str | None = key("a folder with a trained tokenizer; empty trains one from the training pairs", None)
     algorithm: Algorithm = key(
@@ -72,7 +72,7 @@ class TokenizerRecipe(Section, section="tokenizer"):
 
     @property
     def sides(self) -> tuple[tuple[Algorithm, int | None], ...]:
-        """The algorithm and the size of the source's vocabulary and of the target's, which may be the same one."""
+        """Algorithm and vocabulary size of source and target."""
         source = (self.algorithm, self.vocab_size)
         if self.target_algorithm is None and self.target_vocab_size is None:
             return source, source
@@ -80,7 +80,7 @@ class TokenizerRecipe(Section, section="tokenizer"):
 
 
 def check_size(name: str, algorithm: Algorithm, size: int | None, special: int = len(SPECIAL_TOKENS)) -> None:
-    """Raise a `ValueError` that names a setting if a vocabulary with so many special tokens cannot have its size."""
+    """Raise a `ValueError` if a vocabulary with `special` tokens cannot have a size."""
     least = special + SMALLEST_VOCABULARY[algorithm]
     if size is None and algorithm in SUBWORDS:
         raise wrong(name, f"be a number for {algorithm}", None)
@@ -100,28 +100,23 @@ def train_tokenizers(
     target_vocab_size: int | None = None,
     languages: Sequence[str] = (),
 ) -> TokenizerPair:
-    """Train a pair of tokenizers. The same texts always give the same tokenizers.
+    """Train a pair of tokenizers, always the same for the same texts.
 
-    `algorithm` is one for both sides, or, where they are not joint, a pair of the source's and the target's:
+    `algorithm` is one for both sides, or a pair for the source and the target of separate vocabularies:
 
-    - "bpe" and "unigram" work on bytes: decoding returns any text exactly (in Unicode's form NFC).
-    - "character" has a token for each character as a reader sees it: a letter with its marks, a Korean syllable, an
-      emoji of several signs, letters under a tie bar. What has no token is spelled in code points or bytes, so
-      decoding is as exact.
-    - "jamo" is the same, but cuts Korean syllables into their letters. `TokenizerPair.decode_target` and the pipeline
-      put them together; the decoded text of a tokenizer alone has to be normalized to NFC.
-    - "word" splits a text at spaces, and decoding puts one space between words. It is meant for symbols: phonemes,
-      commands. With a `vocab_size` of None its vocabulary is closed: an unseen word is an error (`UnknownSymbol`), and
-      no token stands for it, in transformers neither. With a number it becomes `<unk>`.
+    - "bpe" and "unigram" work on bytes. Decoding returns any text exactly, in NFC.
+    - "character" has a token for each character as readers see it: a letter with marks, a Korean syllable, an emoji,
+      letters under a tie bar. Others are spelled in code points or bytes, so decoding is exact too.
+    - "jamo" also cuts Korean syllables into letters. `TokenizerPair.decode_target` and the pipeline join them; the
+      tokenizer alone returns text to be normalized to NFC.
+    - "word" splits at spaces, for symbols such as phonemes and commands. If `vocab_size` is None, the vocabulary is
+      closed, and an unseen word raises an `UnknownSymbol`; otherwise it becomes `<unk>`.
 
-    Texts are read once, the sources first, and need not fit in memory.
-
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. One tag per target language of a multilingual model follows;
-    what stands in angle brackets among the `languages`, such as `<bt>`, is a tag itself. If there are two
-    vocabularies, not a `joint` one, only the source's has the tags. `vocab_size` is the number of tokens, all of these
-    included, and lowered with a warning to what the texts allow; the most frequent ones are kept. None means all that
-    the texts have, and works with "character", "jamo" and "word". `target_vocab_size` is the target vocabulary's if it
-    is not joint; None means `vocab_size`, or, of a target with an algorithm of its own, all.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. A tag for each of `languages` follows in the source vocabulary;
+    names in angle brackets, such as `<bt>`, are tags themselves. `vocab_size` counts all tokens; a warning says if the
+    texts allow fewer. None keeps all of "character", "jamo" and "word". `target_vocab_size` is for a separate target;
+    None means `vocab_size`, or all if the target has its own algorithm. Texts are read once, and need not fit in
+    memory.
     """
     algorithms = (algorithm, algorithm) if isinstance(algorithm, str) else algorithm
     for each in algorithms:
@@ -156,7 +151,7 @@ def _language_tags(languages: Sequence[str]) -> list[str]:
 def _train_one(
     texts: Iterable[str], algorithm: Algorithm, vocab_size: int | None, size_name: str, tags: list[str]
 ) -> "PreTrainedTokenizerFast":
-    """Train one tokenizer; messages call its vocabulary size `size_name`."""
+    """Train a tokenizer; messages name its size `size_name`."""
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -190,7 +185,7 @@ def _train_one(
 
 
 def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts, and those with a word that takes too long in pieces; a warning counts them."""
+    """Yield texts, with words that are too long in pieces; a warning counts them."""
     count = 0
     for text in texts:
         if len(text) > LONGEST_WORD and LONG_WORD.search(text):
@@ -206,7 +201,7 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
 def _untrained(
     algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]"
 ) -> "tuple[Tokenizer, trainers.Trainer]":
-    """Return a tokenizer without a vocabulary, and the trainer that will fill it."""
+    """Return a tokenizer without a vocabulary, and its trainer."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     options: dict[str, Any] = {"special_tokens": control, "show_progress": False}
@@ -214,23 +209,23 @@ def _untrained(
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
         one_space = normalizers.Replace(Regex(r"\s+"), " ")
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_space, normalizers.Strip()])
-        # Every word begins with a space, so the word "<s>" is not the control token. The usual mark, ▁, is in texts.
+        # Every word begins with a space, so the word "<s>" is no control token. Texts may have ▁, the usual mark.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(replacement=" ", prepend_scheme="always")
         return tokenizer, trainers.WordLevelTrainer(vocab_size=vocab_size or 2**62, **options)
     if algorithm not in SUBWORDS:
-        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))  # which counts the characters
+        tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))  # counts the characters
         tokenizer.normalizer = normalizers.NFD() if algorithm == "jamo" else normalizers.NFC()
         pattern = JAMO_OR_CHARACTER if algorithm == "jamo" else CHARACTER
-        # The text of a control token, or of a byte's, is several characters: no text becomes one.
+        # Control and byte tokens have several characters: no text becomes one.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         size = 2**62 if vocab_size is None else vocab_size - len(FALLBACK_BYTES)
         return tokenizer, trainers.WordLevelTrainer(vocab_size=size, **options)
     options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
     tokenizer = Tokenizer(models.BPE() if algorithm == "bpe" else models.Unigram())
-    # ByteLevel's regular expression cuts the text of every control token into several parts, and a piece never spans
-    # two parts. So no text becomes a control token, not even with Unigram, whose pieces include the control tokens.
+    # ByteLevel's regular expression cuts the text of every control token into parts, so no text becomes one, not even
+    # with Unigram, whose pieces include the control tokens.
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -242,13 +237,13 @@ def _untrained(
 def _counted_model(
     tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int | None, control: int
 ) -> "models.Model":
-    """Return the model of a tokenizer whose trainer has counted words or characters, the most frequent first."""
+    """Return the model of a tokenizer by the words or characters that its trainer counted."""
     from tokenizers import models
 
     vocabulary = tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     if algorithm == "word":
-        # Of a closed vocabulary the model's unknown token is none of it, so that it refuses unknown words.
+        # An unknown token outside a closed vocabulary makes the model refuse unknown words.
         return models.WordLevel(vocabulary, unk_token="" if vocab_size is None else UNKNOWN)
     tokens[control:control] = FALLBACK_BYTES
     ids = {token: id_ for id_, token in enumerate(tokens)}
@@ -256,7 +251,7 @@ def _counted_model(
 
 
 def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
-    """Make ids and scores the same in every run: Unigram's trainer adds up floats in the order of a hash table."""
+    """Make ids and scores repeatable: Unigram's trainer adds floats in the order of a hash table."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.to_str())

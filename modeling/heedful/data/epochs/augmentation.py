@@ -1,4 +1,4 @@
-"""Training pairs changed in every epoch as users change what they type, so that a model learns to read it."""
+"""Training pairs changed in every epoch in the ways that users type."""
 
 import logging
 import re
@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space that French has before it
-DRAW = 0xA06  # tells the draws of this noise from others of the same seed and epoch
+FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space of French
+DRAW = 0xA06  # separates these draws from others of the same seed and epoch
 Draws = Iterator[float]  # from 0 to below 1
 
 
 class Augmentation:
-    """Changes the rows of an epoch; the same seed, epoch and rows give the same.
+    """Changes the rows of an epoch; seed, epoch and rows decide how.
 
-    A pair that is joined has another one of its part, drawn anew, behind it, with a space between (Kondo et al., 2021,
-    arXiv 2104.08478); then its source may be damaged. One that would be longer than its limit stays as it is. `pairs`
-    are those that the rows were made of, by their `numbers`.
+    A joined pair gets another pair of its part after it (Kondo et al., 2021, arXiv 2104.08478). Then its source may
+    change. A pair that would be too long stays as it is. The `numbers` of rows are places in `pairs`.
     """
 
     def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
@@ -66,14 +65,14 @@ class Augmentation:
 
 
 def drawn_numbers(*seeds: int, block: int = 2**12) -> Draws:
-    """Draw numbers without end, a `block` at a time; the same seeds always give the same."""
-    # The raw output of a bit generator is the one thing numpy promises never to change.
+    """Draw numbers without end, a `block` at a time; the same seeds give the same."""
+    # Raw output, which numpy promises never to change.
     generator = np.random.PCG64(np.random.SeedSequence(seeds))
     return chain.from_iterable(((generator.random_raw(block) >> 11) / 2**53).tolist() for _ in count())
 
 
 def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
-    """Return a source as it is typed in a hurry, in Unicode's form NFC."""
+    """Return a source as typed in a hurry, in NFC."""
     if next(draws) < rules.no_final_punctuation:
         source = FINAL_PUNCTUATION.sub("", source) or source
     if rules.typos:
@@ -86,10 +85,10 @@ def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
 
 
 def _mistyped(word: str, draws: Draws) -> str:
-    """Swap two neighbouring letters, leave one out, double it, or put its neighbour in its place."""
-    if not {unicodedata.category(character)[0] for character in word} <= {*"LMP"}:  # another number, another text
+    """Swap two neighbouring letters, drop one, double it, or replace it by its neighbour."""
+    if not {unicodedata.category(character)[0] for character in word} <= {*"LMP"}:  # numbers have meanings
         return word
-    letters = regex.findall(r".\p{M}*", word)  # with the marks above, below and behind them
+    letters = regex.findall(r".\p{M}*", word)  # with their marks
     is_letter = [unicodedata.category(letter[0])[0] == "L" for letter in letters]
     places = [place for place, both in enumerate(pairwise(is_letter)) if all(both)]
     if not places:

@@ -1,10 +1,8 @@
 """Updates planned: rows of similar length in buckets, and buckets in updates.
 
-An *update* is one optimizer step. Its rows are chosen before anybody knows how many processes there are or how much
-memory one has, so that a run's updates are the same everywhere: `UpdateBatches` plans them, or `stream_updates` where
-the corpus does not fit in memory. `micro_batches.py` then divides each among ranks.
-
-*Padded tokens* are what a group of rows costs: rows × (longest source + longest target).
+An *update* is one optimizer step. Its rows do not depend on the number of processes or their memory:
+`micro_batches.py` divides it among ranks. *Padded tokens* are the cost of rows: rows × (longest source + longest
+target).
 """
 
 from collections.abc import Sequence
@@ -20,13 +18,13 @@ Row = dict[str, list[int]]  # `input_ids` and `labels` of one pair
 TokenCounts = Sequence[int] | np.ndarray
 
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-PLANS_PER_EPOCH = 8  # drawn at random; the best of them is taken
-WORST_PADDING = 1.15  # the most padding of a plan, as a multiple of the best plan's
+PLANS_PER_EPOCH = 8  # drawn at random; the best one is taken
+WORST_PADDING = 1.15  # most padding of a plan, relative to the best plan
 
 
 @dataclass(frozen=True)
 class BatchingSettings:
-    """How rows become updates: in buckets, of which more show more lengths with less padding, but slower."""
+    """Sizes of updates. More buckets mix more lengths with less padding, but are slower."""
 
     tokens_per_update: int  # padded ones
     buckets_per_update: int = 1
@@ -39,15 +37,12 @@ class BatchingSettings:
 
 
 class UpdateBatches:
-    """The updates of every epoch over a corpus whose lengths are known.
+    """The updates of every epoch over a corpus with known lengths.
 
-    Rows are sorted by length (ties in random order) and cut into buckets within the budget; the buckets are shuffled
-    and grouped into updates. With several buckets, an update has short, middling and long rows, as the corpus has.
-    Every epoch sorts and cuts in another way, into the same number of buckets, so that rows meet other rows. All of it
-    follows from the lengths, the seed and the epoch, and from neither platform nor rank.
-
-    The lengths are the tokens of every row, `(rows,)`. A single row longer than `tokens_per_bucket`, the padded tokens
-    a bucket may have, is alone in its bucket, without a warning: to drop it is what the cleaning rules are for.
+    Rows are sorted by length (ties in random order) and cut into buckets within the budget. Shuffled buckets form
+    updates; several buckets in an update have short, middling and long rows. Each epoch cuts in another way, into the
+    same number of buckets. Everything follows from lengths `(rows,)`, seed and epoch. A row longer than
+    `tokens_per_bucket` padded tokens is alone in its bucket.
     """
 
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts, settings: BatchingSettings):
@@ -60,16 +55,16 @@ class UpdateBatches:
         self._most_padding = int(WORST_PADDING * self._best.padding)
         self._good = [plan for plan, cut in zip(plans, cuts, strict=True) if cut.padding <= self._most_padding]
         buckets = len(self._best.ends)
-        # Other ways to cut begin and end with a part of a bucket.
+        # Other cuts begin and end with a part of a bucket.
         self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
     def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
-        """Return the updates of one epoch, from 0: each a list of buckets, each a list of row indices.
+        """Return the updates of an epoch, from 0: lists of buckets of row indices, each row once.
 
-        Every row comes exactly once. The last update may have fewer buckets than the others; the number of updates is
-        the same in every epoch. `pool` changes the random numbers as well.
+        All epochs have the same number of updates; the last update may have fewer buckets. `pool` changes the random
+        numbers too.
         """
-        # The raw output of a bit generator is the one thing numpy promises never to change.
+        # Raw output, which numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
         positions = cut.positions[self._cells.of_row]
@@ -79,8 +74,8 @@ class UpdateBatches:
             fullest = max(range(len(buckets)), key=lambda i: len(buckets[i]))
             bucket, middle = buckets[fullest], len(buckets[fullest]) // 2
             buckets[fullest : fullest + 1] = [bucket[:middle], bucket[middle:]]
-        # Buckets lie in order of length. An update takes one of each group of them, so that all updates are alike; and
-        # only the last one can lack some, as the groups differ by one bucket at most.
+        # Buckets are sorted by length. An update takes one of each group, so that all updates are alike. Only the last
+        # update can lack some, because groups differ by one bucket at most.
         draws = generator.random_raw(len(buckets))
         groups = np.array_split(np.arange(len(buckets)), self.settings.buckets_per_update)
         shuffled = [group[np.argsort(draws[group], kind="stable")].tolist() for group in groups]
@@ -88,7 +83,7 @@ class UpdateBatches:
         return [[buckets[i] for i in update if i is not None] for update in updates]
 
     def _draw_cut(self, generator: np.random.PCG64) -> "_Cut":
-        """Draw some ways to cut, and return the one with the least padding that does not give too many buckets."""
+        """Draw some cuts, and return the one with the least padding among those without too many buckets."""
         cuts = []
         for _ in range(PLANS_PER_EPOCH):
             which, offset, first = generator.random_raw(3).tolist()
@@ -100,24 +95,24 @@ class UpdateBatches:
 
 
 class _Plan(NamedTuple):
-    """How rows are sorted and cut."""
+    """A way to sort and cut rows."""
 
-    swapped: int  # whether targets, not sources, are sorted into stripes
-    width: int  # number of lengths in a stripe
-    offset: int  # number of lengths by which the stripes are moved
+    swapped: int  # whether targets form the stripes
+    width: int  # lengths in a stripe
+    offset: int  # lengths by which stripes are moved
     first: int  # padded tokens of the first bucket
 
 
 class _Cut(NamedTuple):
-    """What came of a plan."""
+    """The result of a plan."""
 
     padding: int  # in tokens
-    positions: np.ndarray  # (cells,) of every cell in the order
+    positions: np.ndarray  # (cells,) in the order
     ends: list[int]  # of the buckets, in rows
 
 
 class _Cells:
-    """The distinct pairs of lengths: thousands of them for millions of rows."""
+    """The distinct pairs of lengths: thousands for millions of rows."""
 
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts):
         source, target = np.asarray(source_lengths, dtype=np.int64), np.asarray(target_lengths, dtype=np.int64)
@@ -131,9 +126,8 @@ class _Cells:
     def cut(self, budget: int, plan: _Plan) -> _Cut:
         """Sort by length and cut greedily.
 
-        Sources are sorted into stripes of a few lengths. Inside a stripe, rows are sorted by target, up and down in
-        turns, so that neighbours are alike in both lengths. Small corpora need wide stripes. Rows of equal lengths
-        are interchangeable, and share a position.
+        Sources form stripes of a few lengths. In a stripe, rows are sorted by target, up and down in turns, so that
+        neighbours are alike in both lengths. Small corpora need wide stripes. Rows of equal lengths share a position.
         """
         stripes, inside = (self.target, self.source) if plan.swapped else (self.source, self.target)
         stripe = (stripes + plan.offset) // plan.width
@@ -149,7 +143,7 @@ class _Cells:
             remaining = left
             while remaining:
                 new_source, new_target = max(longest_source, source), max(longest_target, target)
-                # An empty bucket takes at least one row, however long.
+                # An empty bucket takes at least one row.
                 room = max(limit // max(new_source + new_target, 1) - rows, 0 if rows else 1)
                 taken = min(room, remaining)
                 if taken:

@@ -1,4 +1,4 @@
-"""The rows of a run: training pairs as token ids, in memory or read anew in every epoch, and what is held out."""
+"""The rows of a run: training pairs as token ids, in memory or streamed, and held-out pairs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -31,8 +31,8 @@ class StoredRows:
 
     rows: EncodedPairs
     batching: BatchingSettings
-    drawn: Sequence[Draw]  # choose or change them anew in every epoch
-    teacher: TeacherTokens | None  # what it says goes along with each row
+    drawn: Sequence[Draw]  # choose or change rows in every epoch
+    teacher: TeacherTokens | None  # its tokens go with each row
     parts: dict[str, int]  # rows of each part of a mixture, by its key in the recipe
     digests: np.ndarray  # checksums of the sources
     fingerprint: str  # a checksum of the rows
@@ -44,7 +44,7 @@ class StoredRows:
 
     @property
     def longest_source(self) -> int:
-        """Length in tokens of the longest training source, in the first epoch where rows change."""
+        """Length in tokens of the longest training source, or of the first epoch if rows change."""
         return int(max(rows.source_lengths.max() for rows in (self.rows, self._rows_of(0))))
 
     def _rows_of(self, epoch: int) -> EncodedPairs:
@@ -54,7 +54,7 @@ class StoredRows:
         return rows
 
     def updates(self, epoch: int) -> Iterator[Update]:
-        """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        """Yield the updates of an epoch, from 0: lists of buckets of rows."""
         rows, teacher = self._rows_of(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             buckets = [[rows[index] for index in bucket] for bucket in update]
@@ -63,28 +63,28 @@ class StoredRows:
 
 @dataclass
 class StreamedRows:
-    """Training pairs that all ranks together read and encode anew in every epoch."""
+    """Training pairs that all ranks read and encode anew in every epoch."""
 
     stream: Iterable[Mapping[str, str]]  # cleaned pairs
     encoder: PairEncoder
     batching: BatchingSettings
-    pool_size: int  # rows that are read, sorted and shuffled at a time
+    pool_size: int  # rows sorted and shuffled together
     accelerator: Accelerator | None  # `None` for one process
-    pairs: int | None = None  # rows, known when an epoch was read to its end
+    pairs: int | None = None  # rows, known after an epoch
     fingerprint = ""
 
     @property
     def parts(self) -> dict[str, int]:
-        """Nothing: the rows of a part are not counted."""
+        """Nothing, because rows of parts are not counted."""
         return {}
 
     @property
     def longest_source(self) -> int | None:
-        """Length in tokens of the longest training source, at most; `None` if there is no limit."""
+        """Most tokens of a training source; `None` without a limit."""
         return self.encoder.max_source_tokens
 
     def updates(self, epoch: int) -> Iterator[Update]:
-        """Yield the updates of an epoch, counted from 0, each a list of buckets of rows."""
+        """Yield the updates of an epoch, from 0: lists of buckets of rows."""
         rows, counts = encode_in_shares(self.encoder, self.stream, self.accelerator), Counter[bool]()
         fitting = (row for row in rows if counts.update([row is not None]) or row is not None)
         yield from stream_updates(fitting, self.batching, pool_size=self.pool_size, epoch=epoch)
@@ -95,16 +95,16 @@ class StreamedRows:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The training rows of a run, and the pairs that are held out."""
+    """The training rows of a run, and its held-out pairs."""
 
     training: StoredRows | StreamedRows
     tokenizers: TokenizerPair
     validation: EncodedPairs
-    validation_pairs: list[dict[str, Any]]  # the same pairs as text, perhaps with `references`
-    tests: dict[str, EncodedPairs]  # the sources of test pairs, by their keys in the recipe
+    validation_pairs: list[dict[str, Any]]  # as text, perhaps with `references`
+    tests: dict[str, EncodedPairs]  # sources of tests, by key in the recipe
     report: CleaningReport
-    target_language: str | None  # which validation and test pairs are translated into, if the model knows several
-    fingerprint: str  # a checksum of the validation rows, and of the training rows unless they are a stream
+    target_language: str | None  # of validation and tests, if the model knows several
+    fingerprint: str  # a checksum of the rows but for a stream
 
 
 def encode(
@@ -115,9 +115,9 @@ def encode(
     teacher: str | None = None,
     accelerator: Accelerator | None = None,
 ) -> Corpus:
-    """Turn pairs into rows of token ids, and prepare what every epoch draws from them by the seed of `batching`.
+    """Turn pairs into rows of token ids, and prepare what each epoch draws from them.
 
-    `teacher` is the folder of `optimization.distillation`; without an accelerator there is one process.
+    `teacher` is the folder of `optimization.distillation`. Without an accelerator there is one process.
     """
     heads = source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)

@@ -1,4 +1,4 @@
-"""Texts damaged anew in every epoch: the model reads what is left of each, and learns to write all of it."""
+"""Texts damaged anew in every epoch, which the model learns to restore."""
 
 import math
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.mixture import control_id
 from heedful.messages_heed import wrong
 
-DRAW = 0xD401  # tells the draws of this damage from others of the same seed and epoch
-HELD_OUT = 2**32 - 1  # the epoch of held-out texts, which comes in no run
-SHARE, LENGTH = 0.3, 3  # of the tokens that go; of a span, on average
+DRAW = 0xD401  # separates these draws from others of the same seed and epoch
+HELD_OUT = 2**32 - 1  # the epoch of held-out texts
+SHARE, LENGTH = 0.3, 3  # of dropped tokens; mean of a span
 Tokens = list[int]
 
 
 class Denoising:
-    """Damages the sources of rows of one text: each follows from seed, epoch and its number alone.
+    """Damages the sources of rows, depending on seed, epoch and number of the row.
 
-    What is before a text and behind it, as tags and `</s>`, stays. A text whose row would be longer than its limit
-    stays whole for an epoch. Tokenizers without `<mask>`, or of two vocabularies, are a `ValueError`.
+    Tags and `</s>` around a text stay, and so does a text whose row would be longer than its limit. Tokenizers without
+    `<mask>`, or with two vocabularies, are a `ValueError`.
     """
 
     def __init__(self, encoder: PairEncoder, seed: int):
@@ -29,10 +29,10 @@ class Denoising:
         self._mask, self._seed = control_id(MASK, encoder.tokenizers, "data.denoise"), seed
         self._limit = encoder.max_source_tokens or math.inf
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._special = special - {tokenizer.unk_token_id}  # which is a part of a text
+        self._special = special - {tokenizer.unk_token_id}  # it is text
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, from 0, which keep their `numbers`."""
+        """Return the rows of an epoch, from 0, with their `numbers`."""
         found = EncodedPairs(self._damaged(rows, epoch))
         found.numbers = rows.numbers
         return found
@@ -48,13 +48,13 @@ class Denoising:
 
 
 def infilled(text: Tokens, mask: int, draws: Draws) -> Tokens:
-    """Return a text with one mask for each span that is dropped, and for spans of no token one more between others.
+    """Return a text with a mask for each dropped span, also for spans of no token.
 
-    This is BART's text infilling (Lewis et al., 2020, section 2.2, arXiv 1910.13461): lengths of spans are drawn from
-    a Poisson distribution until they have the share of the tokens. Spans never touch.
+    This is BART's text infilling (Lewis et al., 2020, section 2.2, arXiv 1910.13461): a Poisson distribution gives the
+    lengths of spans until they have the share of the tokens. Spans never touch.
     """
     left, lengths = max(1, round(len(text) * SHARE)), list[int]()
-    most = len(text) - left + 1  # spans between what is kept
+    most = len(text) - left + 1  # spans between kept tokens
     while left and len(lengths) < most:
         lengths.append(min(_poisson(LENGTH, draws), left))
         left -= lengths[-1]

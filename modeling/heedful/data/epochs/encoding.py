@@ -1,4 +1,4 @@
-"""Pairs as token ids: compact in memory for a corpus, one row at a time for a stream."""
+"""Pairs as token ids: compact in memory for a corpus, a row at a time for a stream."""
 
 import hashlib
 import math
@@ -12,20 +12,20 @@ import numpy as np
 from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.symbols_heed import UnknownSymbol, trimmed
 
-CHUNK = 2000  # pairs per call of the tokenizer: many enough that it uses every core
+CHUNK = 2000  # pairs per call of the tokenizer, enough for all cores
 
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Turns pairs into rows of token ids, each behind the head of its `part` (0 if it has none)."""
+    """Turns pairs into rows of token ids, after the head of their `part` (default 0)."""
 
     tokenizers: TokenizerPair
-    max_source_tokens: int | None = None  # of the longest source, special tokens included; None for no limit
+    max_source_tokens: int | None = None  # of a source, special tokens included; None for no limit
     max_target_tokens: int | None = None
-    heads: Sequence[list[int]] = ()  # the ids before the sources of each part, if there are several
+    heads: Sequence[list[int]] = ()  # ids before the sources of each part
 
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
-        """Yield `input_ids` and `labels`, token ids that end in `</s>`, for every pair; `None` if it does not fit."""
+        """Yield `input_ids` and `labels`, which end in `</s>`, for every pair; `None` if it is too long."""
         stream, tokenizers = iter(pairs), self.tokenizers
         limits = (self.max_source_tokens, self.max_target_tokens)
         most_source, most_target = (math.inf if limit is None else limit for limit in limits)
@@ -35,7 +35,7 @@ class PairEncoder:
             try:
                 inputs = encode_texts(tokenizers.source, "text", sources)
                 labels = encode_texts(tokenizers.target, "text_target", targets)
-            except UnknownSymbol as error:  # in a stream: pairs in memory were looked at before
+            except UnknownSymbol as error:  # of a stream: pairs in memory were checked before
                 raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
                 source = heads[pair.get("part", 0)] + ids
@@ -44,10 +44,10 @@ class PairEncoder:
 
 
 class EncodedPairs:
-    """Rows of token ids, read once and held in two flat arrays: four bytes a token, whatever the number of rows.
+    """Rows of token ids in two flat arrays, four bytes a token.
 
-    `sources` and `targets` are all tokens, row after row; `source_lengths` and `target_lengths` `(rows,)` count them.
-    `None` for a row is left out; `left_out` counts those, and `numbers` `(rows,)` the rows and `None`s before each.
+    `sources` and `targets` are all tokens; `source_lengths` and `target_lengths` `(rows,)` count those of a row. A row
+    that is `None` is left out: `left_out` counts them, and `numbers` `(rows,)` are the places of rows among all.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]] | None]):
@@ -66,7 +66,7 @@ class EncodedPairs:
         self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
 
     def chosen(self, rows: np.ndarray) -> "EncodedPairs":
-        """Return the rows with these indices, which keep their `numbers`."""
+        """Return some rows, with their `numbers`."""
         chosen = EncodedPairs(self[index] for index in rows.tolist())
         chosen.numbers = self.numbers[rows]
         return chosen
@@ -75,7 +75,7 @@ class EncodedPairs:
         return len(self.source_lengths)
 
     def fingerprint(self) -> str:
-        """Return a checksum of all rows in their order."""
+        """Return a checksum of all rows."""
         digest = hashlib.sha256()
         for array in (self.source_lengths, self.target_lengths, self.sources, self.targets):
             digest.update(array.tobytes())

@@ -1,4 +1,4 @@
-"""An update divided: among ranks, into micro-batches that fit in memory, and into tensors."""
+"""An update divided into tensors: among ranks, and into micro-batches that fit in memory."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,31 +12,30 @@ from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row, TokenCounts
 from heedful.files import check_at_least
 
-WORTHWHILE_LOAD = 0.85  # what an extra micro-batch must leave of the busiest rank's load
+WORTHWHILE_LOAD = 0.85  # of the busiest rank: an extra micro-batch must bring it below this
 RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
-Tensors = dict[str, Any]  # of rows, as `collate` or `laid_end_to_end` makes them
+Tensors = dict[str, Any]  # by `collate` or `laid_end_to_end`
 Lengths = tuple[int, int, int]  # source length, target length, number of the row
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass computes."""
+    """The input of one forward and backward pass."""
 
     tensors: Tensors
-    # Whether the rows belong to the update; a row that does not lets a rank without rows take part in the all-reduce.
+    # Whether the rows belong to the update, or only let a rank without rows take part in the all-reduce.
     counts: bool = True
 
     @property
     def padded_tokens(self) -> int:
-        """The tokens of both sides, padding included; 0 if the rows do not count."""
+        """The tokens of both sides with padding; 0 if the rows do not count."""
         return self.counts * sum(int(self.tensors[name].numel()) for name in ("input_ids", "labels"))
 
 
 def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[RankBatches]:
-    """Divide an update's buckets among ranks, and return for every rank the rows of its micro-batches.
+    """Divide an update's buckets among ranks, and return the rows of the micro-batches of each rank.
 
-    A micro-batch has at most `token_budget` padded tokens; only a single row may exceed it. All ranks get the same
-    number of micro-batches (where rows are too few, some are empty lists) and, as far as rows can be divided, the same
-    padded tokens; together they hold exactly the update's rows. The same arguments give the same answer on every rank.
+    A micro-batch has at most `token_budget` padded tokens, or one row. All ranks get the same number of micro-batches,
+    perhaps empty ones, and about the same padded tokens. The result is the same on every rank.
     """
     check_at_least(1, token_budget=token_budget, world_size=world_size)
     rows = [row for bucket in update for row in bucket]
@@ -47,7 +46,7 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     rounds = -(-sum(needed) // world_size)
     assigned = assign(buckets, needed, rounds, world_size)
     if world_size > 1 and buckets:
-        # One round more costs a little, and is worth it where it takes a good part off the busiest rank.
+        # One more round is worth its cost if it relieves the busiest rank.
         finer = assign(buckets, needed, rounds + 1, world_size)
         if _largest_load(finer) < WORTHWHILE_LOAD * _largest_load(assigned):
             assigned = finer
@@ -57,7 +56,7 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
 def micro_batches_of_rank(
     parts: list[RankBatches], rank: int, make: Callable[[list[Row]], Tensors]
 ) -> list[MicroBatch]:
-    """Make the tensors of a rank's part of a split update; where it has no rows, one of another rank's fills in."""
+    """Make the tensors of a rank's part of an update; if it has no rows, a micro-batch of another rank fills in."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
 
@@ -86,7 +85,7 @@ def sorted_lengths(
 
 
 def by_length(row: Lengths) -> tuple[int, Lengths]:
-    """Return what rows are sorted by: the tokens of both sides; ties are broken by source and number."""
+    """Return the key to sort rows by: tokens of both sides, then source, then number."""
     return row[0] + row[1], row
 
 
@@ -108,7 +107,7 @@ def _fill(rows: list[Lengths], budget: int) -> list[list[Lengths]]:
 
 
 def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
-    """Cut into at most `parts` parts, the costliest of which is as cheap as possible."""
+    """Cut into at most `parts` parts, with the lowest cost of the costliest part."""
     if parts == 1:
         return [rows]
     budgets = range(1, _padded_tokens(rows))
@@ -116,7 +115,7 @@ def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
 
 
 def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:
-    """Cut the buckets into `rounds` × `world_size` parts, more parts for the costlier, and deal them out to ranks."""
+    """Cut buckets into `rounds` × `world_size` parts, more for costlier ones, and deal them out to ranks."""
     parts_of = list(needed)
     costs = [_padded_tokens(bucket) for bucket in buckets]
     for _ in range(rounds * world_size - sum(needed)):

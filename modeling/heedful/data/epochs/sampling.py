@@ -4,16 +4,15 @@ import numpy as np
 
 from heedful.data.epochs.encoding import EncodedPairs
 
-DRAW = 0x5A3  # tells the draws of these rows from others of the same seed and epoch
+DRAW = 0x5A3  # separates these draws from others of the same seed and epoch
 
 
 class Sampling:
-    """How often each row comes in an epoch that has as many rows as all parts together.
+    """Draws rows of parts for an epoch with the number of all rows.
 
-    A part of n rows gets a share of them proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv
-    1907.05019): as often as it goes each of its rows, and once more some that are drawn anew in every epoch. With a
-    temperature T of 1 that is each row of each part once; a larger T repeats small parts and thins large ones.
-    `parts` `(rows,)` are the numbers of the rows' parts, of which each has a row.
+    A part of n rows gets a share proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv 1907.05019): each row as
+    often as possible, and the rest drawn anew in every epoch. A temperature T above 1 repeats small parts and thins
+    large ones. `parts` `(rows,)` are the numbers of the parts, which all have rows.
     """
 
     def __init__(self, parts: np.ndarray, temperature: float, seed: int):
@@ -29,7 +28,7 @@ class Sampling:
         chosen = []
         for part, count in enumerate(self.counts.tolist()):
             numbers = np.flatnonzero(self._parts == part)
-            # The raw output of a bit generator is the one thing numpy promises never to change.
+            # Raw output, which numpy promises never to change.
             generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, DRAW]))
             order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
             whole, rest = divmod(count, len(numbers))

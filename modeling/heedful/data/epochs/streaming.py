@@ -1,4 +1,4 @@
-"""Streams: pairs that are read anew in every epoch, encoded in shares, and grouped into updates pool by pool."""
+"""Streams: pairs read anew in every epoch, encoded in shares, and grouped into updates by pools."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count, islice
@@ -13,7 +13,7 @@ Pairs = Iterable[Mapping[str, str]]
 
 
 def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
-    """Yield the rows of a stream alike on all ranks, each of which encodes its share of them."""
+    """Yield the rows of a stream, the same on all ranks, each of which encodes a share."""
     if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
         return
@@ -28,9 +28,9 @@ def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerato
 def stream_updates(
     rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
 ) -> Iterator[list[list[Row]]]:
-    """Yield updates of a stream, lists of buckets of rows: each pool of rows is treated like a small corpus.
+    """Yield updates of a stream, lists of buckets of rows, pool by pool.
 
-    The last update of a pool, often too small, goes into the next one; each epoch, from 0, has its own order.
+    The last update of a pool, often too small, goes into the next pool. Each epoch, from 0, has its own order.
     """
     stream = iter(rows)
     waiting: list[Row] = []

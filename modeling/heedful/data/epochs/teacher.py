@@ -1,7 +1,7 @@
-"""What a teacher says of given targets: the folder that `heedful distill-tokens` writes, and its rows in training.
+"""A teacher's probabilities for given targets: the folder of `heedful distill-tokens`, and its rows in training.
 
-Kim and Rush, "Sequence-Level Knowledge Distillation", 2016, section 3.1 (there word-level). Only the k most probable
-tokens are kept, as by Tan et al., "Multilingual Neural Machine Translation with Knowledge Distillation", 2019.
+This is word-level distillation (Kim and Rush, 2016, "Sequence-Level Knowledge Distillation", section 3.1), with only
+the k most probable tokens (Tan et al., 2019, "Multilingual Neural Machine Translation with Knowledge Distillation").
 """
 
 import hashlib
@@ -19,20 +19,20 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import first_line, read_object
 
 FACTS = "distillation.json"
-# Of R rows with N target tokens: `(R)` keys, sorted, and where the tokens of each row start; `(N, k)` the teacher's.
+# For R rows with N target tokens: `(R)` sorted keys and starts of rows, `(N, k)` tokens and probabilities.
 ARRAYS = ("keys", "starts", "tokens", "probabilities")
-# What a row has besides its ids, an entry for each label, and a batch likewise.
+# More columns of rows and batches, with an entry for each label.
 TEACHER_COLUMNS = ("teacher_tokens", "teacher_probabilities")
 
 
 def key_of(input_ids: Sequence[int], labels: Sequence[int]) -> int:
-    """Return 64 bits by which a row is known."""
+    """Return 64 bits that identify a row."""
     ids = np.array([*input_ids, IGNORED_LABEL, *labels], np.int32)
     return int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8).digest(), "little", signed=True)
 
 
 class TeacherTokens:
-    """A teacher's tokens in a folder, mapped into memory and not read as a whole; a `ValueError` if it holds none."""
+    """A teacher's tokens in a folder, mapped into memory."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -47,7 +47,7 @@ class TeacherTokens:
         return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")
 
     def check(self, tokenizers: TokenizerPair, rows: EncodedPairs | tuple[()] = ()) -> str:
-        """Return a checksum; other tokenizers, a change of the files or a row that they lack are a `ValueError`."""
+        """Return a checksum; other tokenizers, changed files or missing rows are a `ValueError`."""
         if self._facts.get("tokenizer") != tokenizers.fingerprint():
             raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
         checksums = self._facts.get("checksums")
@@ -68,16 +68,13 @@ class TeacherTokens:
         return slice(self._starts[number], self._starts[number] + len(labels))
 
     def with_tokens(self, row: Mapping[str, list[int]]) -> dict[str, Any]:
-        """Return a row that `check` has seen with `TEACHER_COLUMNS`, `(length, k)` each."""
+        """Return a row with `TEACHER_COLUMNS`, `(length, k)` each."""
         place = self._place(row["input_ids"], row["labels"])
         return {**row, **dict(zip(TEACHER_COLUMNS, (self._tokens[place], self._probabilities[place]), strict=True))}
 
 
 def teacher_tensors(rows: Sequence[Mapping[str, Any]], labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a teacher says at each of a batch's labels, `(…, k)`, and nothing for rows without a teacher.
-
-    The probabilities of a label sum to 1.
-    """
+    """Return tokens and probabilities `(…, k)` at each label, which sum to 1, or nothing without a teacher."""
     tensors: dict[str, torch.Tensor] = {}
     if TEACHER_COLUMNS[0] not in rows[0]:
         return tensors

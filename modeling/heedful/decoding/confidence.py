@@ -1,4 +1,4 @@
-"""How good a translation is likely to be, by its score: a curve that validation pairs calibrate."""
+"""The likely quality of a translation by its score: a curve that validation pairs calibrate."""
 
 import copy
 import json
@@ -19,29 +19,27 @@ CONFIDENCE_FILE = "confidence.json"
 MOST, FEWEST = 500, 100  # sentences to calibrate with
 STEPS = 20  # of the curve, at most
 BINS = 5  # of the reliability curve
-UNFAMILIAR = 0.01  # the share of held-out sources that are taken for texts of another kind
+UNFAMILIAR = 0.01  # share of held-out sources that count as another kind
 Numbers = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """A curve from the score of a translation to its likely quality, for one way of decoding and one kind of text.
+    """A curve from a translation's score to its likely quality, for one way of decoding and one kind of text.
 
     It never falls (isotonic regression: Zadrozny and Elkan, 2002), and is straight between two of its `scores`. Below
-    them, where it has seen nothing, it falls to 0 as exp(1 - score / lowest score) does.
+    the lowest score it falls to 0 as exp(1 - score / lowest score).
     """
 
-    measure: Literal["chrf", "exact_match"]  # of the sentence, from 0 to 100; the probability that it is right
+    measure: Literal["chrf", "exact_match"]  # from 0 to 100; the probability that it is right
     num_beams: int
     scores: list[float]
     values: list[float]  # of the measure, in percent
-    # By halves of the sentences, each with the curve of the other half: what was said on average of the sentences of a
-    # bin, what they had, and how many they are.
+    # Of each bin: mean prediction, by the curve of the other half, mean quality, and number of sentences.
     reliability: list[tuple[float, float, int]]
-    # What it holds for.
     settings: dict[str, Any] = field(default_factory=dict)  # of the search, all that change an output
-    tokens: str = ""  # a character for each of the source's vocabulary: "0" + the bits of its count in the training
-    familiarity: float = 0.0  # the least that sources like those of the training have
+    tokens: str = ""  # of each source token: "0" + the bits of its count in the training
+    familiarity: float = 0.0  # the least of sources like those of the training
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(each, int | float) for each in (*self.scores, *self.values, self.familiarity))
@@ -54,10 +52,10 @@ class Confidence:
     def of_pairs(
         cls, translations: Sequence[Translation], accepted: Sequence[Sequence[str]], exact: bool, num_beams: int
     ) -> Self | None:
-        """Calibrate with translations (`text` and `score`) and all that is right; `None` where they are too few."""
+        """Calibrate with translations (`text` and `score`) and their accepted texts; `None` if too few."""
         if len(translations) < FEWEST:
             return None
-        given = np.array([each.score or 0.0 for each in translations])  # none of a blank line
+        given = np.array([each.score or 0.0 for each in translations])  # a blank line has none
         found = np.array([quality(one.text, right, exact) for one, right in zip(translations, accepted, strict=True)])
         half = np.arange(len(given)) % 2 == 0
         said = np.where(half, *(_read(given, *_curve(given[one], found[one])) for one in (~half, half)))
@@ -75,7 +73,7 @@ class Confidence:
 
     @classmethod
     def from_pretrained(cls, model: str | Path, revision: str | None = None) -> Self:
-        """Read that of a model, in a folder or on the Hub; a `ValueError` says that it has none."""
+        """Read a model's confidence, in a folder or on the Hub; a `ValueError` if it has none."""
         place = Path(model_folder(model, revision)) / CONFIDENCE_FILE
         if not place.is_file():
             which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
@@ -86,7 +84,7 @@ class Confidence:
             raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
 
     def check(self, generation_config: GenerationConfig, target_language: str | None = None, **given: Any) -> None:
-        """Raise a `ValueError` that names a setting of a search, or one given in its place, that is not its own."""
+        """Raise a `ValueError` for a setting of a search, or one `given` instead, that is not calibrated."""
         config = copy.deepcopy(generation_config)
         config.update(**{name: value for name, value in given.items() if value is not None})
         now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
@@ -104,7 +102,7 @@ class Confidence:
         return float(_read(score, self.scores, self.values))
 
     def of_translation(self, translation: Translation, ids: Sequence[int]) -> float | None:
-        """Return the same; `None` if it was cut off, or its source, by its ids, is unlike those of the training."""
+        """Return the same; `None` if the output was cut off, or its source is unlike training."""
         is_alike = not self.tokens or self.familiarity_of(ids) >= self.familiarity
         score = translation.score if translation.finished and is_alike else None
         return None if score is None else self.of(score)
@@ -115,13 +113,13 @@ class Confidence:
 
 
 def settings_of(generation_config: GenerationConfig, target_language: str | None) -> dict[str, Any]:
-    """Return all settings of a search that change an output, `num_beams` always among them."""
+    """Return all settings of a search that change an output, with `num_beams` always."""
     language = {} if target_language is None else {"target_language": target_language}
     return asked_of(generation_config) | {"num_beams": generation_config.num_beams or 1} | language
 
 
 def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
-    """Return chrF of a text, or 100 and 0 for right and wrong, against all that is right."""
+    """Return chrF of a text, or 100 or 0 for right or wrong."""
     if exact:
         return 100.0 * (text.strip() in (each.strip() for each in accepted))
     from sacrebleu.metrics import CHRF
@@ -130,7 +128,7 @@ def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
 
 
 def _read(scores: np.ndarray | float, xs: Numbers, ys: Numbers) -> np.ndarray:
-    """Return the values of a curve at scores, of which the best is 0: how far the lowest is from it is the scale."""
+    """Return a curve's values at scores, which are at most 0; below the lowest score, that score is the scale."""
     beyond = np.exp(np.minimum(0.0, 1 - np.asarray(scores) / min(xs[0], -1e-9)))
     return np.asarray(np.interp(scores, xs, ys) * beyond)
 

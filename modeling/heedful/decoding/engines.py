@@ -1,7 +1,6 @@
-"""What searches for a translator: token ids in, hypotheses out.
+"""Engines of a translator's searches: token ids in, hypotheses out.
 
-`GenerateEngine` is transformers' `generate()`; the native one is loaded by name, when it is asked for. In float32
-what a sentence becomes does not depend on the other sentences of its batch: padding is masked.
+In float32 a sentence's output does not depend on the other sentences of its batch: padding is masked.
 """
 
 import copy
@@ -25,27 +24,25 @@ from heedful.protocols import Seq2SeqModel
 EngineName = Literal["auto", "native", "generate"]
 
 Processor = LogitsProcessorList | None
-# Makes the logits processors of a batch, from the numbers of its sentences among all that are searched.
-Processors = Callable[[Sequence[int]], Processor]
+Processors = Callable[[Sequence[int]], Processor]  # of a batch, from the numbers of its sentences
 Tokenizer = PreTrainedTokenizerBase | None
-Progress = Callable[[int], object]  # gets how many more sentences or lines are done
+Progress = Callable[[int], object]  # gets the number of further finished sentences or lines
 Sources = Sequence[Sequence[int]]  # token ids of sentences
-Result = tuple[torch.Tensor, torch.Tensor | None]  # `(rows, length)` tokens, and `(rows)` scores where they are known
+Result = tuple[torch.Tensor, torch.Tensor | None]  # `(rows, length)` tokens, and `(rows)` scores if known
 
 
 def ignored(_: object) -> None:
-    """Take the progress of a search that nothing shows, or make no processors of a batch."""
+    """Show no progress, or make no processors."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """What a search found for a sentence.
+    """One result of a search for a sentence.
 
     Attributes:
-        token_ids: The generated tokens, </s> included; they need not be those that `encode_target(text)` gives.
-        score: Log-probability of the tokens, divided by their number to the power of the generation config's
-            `length_penalty`, or by GNMT's penalty if that is its `length_penalty_form`; `None` where nothing was
-            translated: an empty line, markup, or what is too long.
+        token_ids: The generated tokens, </s> included; `encode_target(text)` may give others.
+        score: Log-probability of the tokens, divided by the length penalty of the generation config; `None` for an
+            empty line, markup, or what is too long.
         finished: Whether the model ended the sentence itself; `False` if the length limit did.
     """
 
@@ -62,7 +59,7 @@ class Translation(Hypothesis):
 
 
 class GenerateEngine:
-    """transformers' own `generate()`, of an encoder-decoder that is put into evaluation mode while it searches.
+    """transformers' own `generate()`, with the model in evaluation mode.
 
     The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
     """
@@ -72,11 +69,11 @@ class GenerateEngine:
 
     @property
     def is_current(self) -> bool:
-        """Whether it still computes what the model does."""
+        """Whether the engine has the model's present weights."""
         return True
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise a `ValueError` that names a setting of a generation config which the engine cannot follow."""
+        """Raise a `ValueError` for a setting that the engine cannot follow."""
 
     def search(
         self,
@@ -88,15 +85,15 @@ class GenerateEngine:
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        The padded source tokens of a batch × rows per sentence keep within the budget. `progress` gets the number of
-        sentences that are done since its last call.
+        A batch's padded source tokens × rows per sentence keep within the budget. `progress` gets the number of
+        sentences since its last call.
         """
         settings = copy.deepcopy(config)
-        if self.model.generation_config.max_new_tokens is None:  # or `generate()` would warn of two lengths
+        if self.model.generation_config.max_new_tokens is None:  # `generate()` warns of two lengths
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
         costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
-        with evaluation_mode(self.model), torch.no_grad():  # `generate()` goes further where it may
+        with evaluation_mode(self.model), torch.no_grad():
             for batch in token_batches(costs, token_budget):
                 found = self._search_batch([sources[number] for number in batch], settings, config, processors(batch))
                 for number in batch:
@@ -133,7 +130,7 @@ class GenerateEngine:
 
 
 def rows_per_sentence(config: GenerationConfig) -> int:
-    """Return how many rows of a batch one sentence takes."""
+    """Return the number of a sentence's rows in a batch."""
     return int(max(config.num_beams, config.num_return_sequences))
 
 
@@ -143,7 +140,7 @@ _LOCKS: "WeakKeyDictionary[Seq2SeqModel, threading.RLock]" = WeakKeyDictionary()
 
 @contextmanager
 def evaluation_mode(model: Seq2SeqModel) -> Iterator[None]:
-    """Switch dropout off for a while, and leave each module in the mode that it was in."""
+    """Switch dropout off, and restore each module's mode afterwards."""
     with _LOCKS.setdefault(model, threading.RLock()):
         training = [module for module in model.modules() if module.training]
         if training:
@@ -156,9 +153,9 @@ def evaluation_mode(model: Seq2SeqModel) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Yield groups of numbers of sentences of similar cost, their tokens × rows, that keep padded within the budget.
+    """Yield groups of sentences of similar cost, tokens × rows, whose padded tokens keep within the budget.
 
-    A sentence above it is a group of its own. The longest come first: what does not fit into memory fails at once.
+    A sentence above it is a group of its own. The longest come first, so that a lack of memory shows at once.
     """
     batch: list[int] = []
     for number in sorted(lengths, key=lambda number: -lengths[number]):
@@ -178,21 +175,21 @@ def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: tor
     return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
-LOGITS_BUDGET = 2**25  # logits held at once while scores are computed: of float32, 128 MiB
+LOGITS_BUDGET = 2**25  # logits in memory while scores are computed: 128 MiB
 
 
 def count_tokens(
     sequences: torch.Tensor, source_mask: torch.Tensor, config: GenerationConfig, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens were generated in each of `(rows, length)` sequences, and whether each ended in </s>.
+    """Return the number of generated tokens of `(rows, length)` sequences, and whether each ended in </s>.
 
-    </s> is counted, the decoder's start token is not. The `(sentences, source_length)` mask is 0 at padding.
+    </s> counts, the decoder's start token does not. The `(sentences, source_length)` mask is 0 at padding.
     """
     counts, ended = counted(sequences[:, 1:], config.eos_token_id, config.stop_strings, tokenizer)
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)
-    if beyond is not None:  # each sentence has a limit of its own, and padding follows it
+    if beyond is not None:  # each sentence has its own limit
         limits = source_mask.sum(dim=1) + beyond
         counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
     return counts, ended
@@ -203,8 +200,8 @@ def score_sequences(
 ) -> torch.Tensor:
     """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
 
-    One pass of the model computes them: `generate()` returns scores of beams only together with every step's scores of
-    the whole vocabulary, which take more memory than the model does, and none at all for greedy search.
+    One pass of the model computes them: `generate()` returns scores of beams only with each step's scores of the whole
+    vocabulary, which take more memory than the model, and none for greedy search.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
     log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])

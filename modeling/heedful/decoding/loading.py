@@ -1,4 +1,4 @@
-"""From a folder or the Hub to a trained model on a device; each mistake of a user is an error of one sentence."""
+"""Trained models from a folder or the Hub to a device."""
 
 import pickle
 import re
@@ -24,20 +24,20 @@ ADAPTER_FILE = "adapter_config.json"
 NO_SIZES = re.compile("trainable_token_indices|alora_invocation_tokens|.*seed|.*key")
 ELSEWHERE = ("megatron_config", "adapters")  # settings that name modules of Python and folders
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
-# Models of transformers that `heedful convert` makes Heed models of.
+# Models of transformers that `heedful convert` takes.
 STOCK = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# What is fetched from a repository: no code, because the installed Heedful has its own, and no training state.
+# No code, because the installed Heedful has its own, and no training state.
 FETCHED_FILES = ["recipe.yaml", "*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
 IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device "cpu", "cuda", "cuda:1", "mps", if it is here; for None CUDA where there is one, else CPU."""
+    """Return an existing device, "cpu", "cuda", "cuda:1" or "mps"; for None CUDA if there is one, else CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # `device_count`, not `is_available`: "cuda:1" on a machine with one GPU does not exist either.
+    # `device_count`, because "cuda:1" needs two GPUs.
     counts = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
     try:
         resolved = torch.device(device)
@@ -51,9 +51,9 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
-    """Return the folder of a model, and fetch it first if it is an id on the Hub; a local folder of that name wins.
+    """Return a model's folder; an id on the Hub is fetched first, unless there is a folder of that name.
 
-    `revision` is a branch, tag or commit on the Hub. What cannot be found or fetched is a `FileNotFoundError`.
+    `revision` is a branch, tag or commit on the Hub. A missing model is a `FileNotFoundError`.
     """
     folder = Path(model)
     if folder.is_file():
@@ -79,29 +79,29 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
-    Unlike `AutoModelForSeq2SeqLM.from_pretrained` alone, it refuses weights that do not match the model (there,
-    missing ones become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
+    Unlike `AutoModelForSeq2SeqLM.from_pretrained`, it refuses weights that do not match the model (there, missing ones
+    become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
     generation_config.json, which transformers ignores. The revision is a branch, tag or commit on the Hub.
 
     Raises:
         FileNotFoundError: If the folder or repository, its config.json or its weights are missing.
-        ValueError: If the config or the weights cannot be used, are not those that were saved, or lie elsewhere; the
-            message has the folder and the reason.
+        ValueError: If config or weights cannot be used, have changed, or lie elsewhere; the message has folder and
+            reason.
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
         return merged_adapter(folder)
     check_files(folder)
-    # Beside the loading, which takes as long.
+    # At the same time as the loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
     from transformers import AutoModelForSeq2SeqLM
 
     model: Seq2SeqModel = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
-    if names := changed.result():  # last, because the errors above say more
+    if names := changed.result():  # last: the errors above say more
         must = f"The model in {folder} must be the one that was saved there, but {listed(names)} changed since"
         raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
     saved = read_object(folder / "generation_config.json")
-    if saved.keys() & SEARCH_SETTINGS:  # which transformers drops where the config began as one made of config.json
+    if saved.keys() & SEARCH_SETTINGS:  # transformers drops them from a config made of config.json
         known = {name: value for name, value in saved.items() if name[0] != "_"}
         model.generation_config = type(model.generation_config).from_dict(known)
     if model.config.model_type.startswith("heed"):
@@ -111,18 +111,18 @@ def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
 
 @contextmanager
 def reading(place: str | Path, part: str = "model") -> Iterator[None]:
-    """Make a `ValueError` of whatever safetensors, pickle, torch and transformers raise for broken files."""
+    """Turn the errors of safetensors, pickle, torch and transformers for broken files into a `ValueError`."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) and not Path(place).is_dir():  # what is not on the Hub
+        if isinstance(error, OSError) and not Path(place).is_dir():  # not on the Hub
             raise
         raise ValueError(f"The {part} in {place} cannot be loaded: {why_not_loaded(error)}") from error
 
 
 def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "", **options: Any) -> Any:
-    """Load a model by an Auto class; weights that it lacks, or does not know and are to be `read`, are errors."""
-    # Other shapes are named below; the error of transformers does not name them.
+    """Load a model by an Auto class; missing weights are errors, and unknown ones that match `read`."""
+    # transformers' error does not name other shapes; `check_report` does.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     with reading(place):
         model, report = kind.from_pretrained(place, **options)
@@ -133,7 +133,7 @@ def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "
 
 
 def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = "") -> None:
-    """Raise a `ValueError` that names weights which are missing, unknown or of other shapes by a loading report."""
+    """Raise a `ValueError` for weights that are missing, unknown or of other shapes by a loading report."""
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
@@ -150,7 +150,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> TokenizerPair:
-    """Load tokenizers that fit a model from its folder, which a user has `given` by its path or id."""
+    """Load a model's tokenizers from its folder; messages name the path or id that a user has `given`."""
     folder = tokenizer_folder(folder)
     try:
         tokenizers = TokenizerPair.from_pretrained(folder)
@@ -170,13 +170,13 @@ def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> Tok
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Return the folder with the tokenizers of a model: of an adapter without its own, that of the model below it."""
+    """Return the folder of a model's tokenizers: for an adapter without its own, that of its model."""
     has_none = is_adapter(folder) and not (folder / "tokenizer.json").is_file()
     return adapted_model(folder) if has_none else folder
 
 
 def why_not_loaded(error: Exception) -> str:
-    """Say why transformers could not load a model, in our words where its own would mislead."""
+    """Return why transformers could not load a model, in our words where its own would mislead."""
     text = str(error)
     if "custom code" in text:
         return (
@@ -191,7 +191,7 @@ def why_not_loaded(error: Exception) -> str:
 
 
 def check_files(folder: Path) -> None:
-    """Raise an error that names what of the files of a model's folder no library needs to be asked about."""
+    """Raise an error for a fault in a model's folder that needs no library."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
@@ -201,7 +201,7 @@ def check_files(folder: Path) -> None:
         raise ValueError(f"{folder} must hold a model for transformers, but holds one for CTranslate2, which runs it.")
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
-    for name, value in config.items():  # what transformers makes a list or modules of, before it reads a weight
+    for name, value in config.items():  # sizes of lists and modules that transformers makes before it reads a weight
         is_size = name == "num_labels" or name.endswith("layers")
         if is_size and isinstance(value, int | float) and value > MOST_PARTS:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
@@ -212,7 +212,7 @@ def check_files(folder: Path) -> None:
 
 
 def adapted_model(folder: Path) -> Path:
-    """Return the folder of the model that the adapter in a folder was trained on, if it is here or on the Hub."""
+    """Return the folder of an adapter's model, if it is here or on the Hub."""
     path = folder / ADAPTER_FILE
     settings = read_object(path)
     name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
@@ -227,7 +227,7 @@ def adapted_model(folder: Path) -> Path:
 
 
 def _check_adapter(path: Path) -> None:
-    """Raise a `ValueError` for settings of an adapter that would take for ever or all memory, or name code."""
+    """Raise a `ValueError` for an adapter's settings that would need endless time or memory, or name code."""
     values = list(read_object(path).items())
     for number, (key, value) in enumerate(values):
         if isinstance(value, dict | list):
@@ -242,7 +242,7 @@ def _check_adapter(path: Path) -> None:
 
 
 def merged_adapter(folder: Path) -> Seq2SeqModel:
-    """Load the model that an adapter was trained on, with the adapter merged into its weights."""
+    """Load an adapter's model, with the adapter merged into its weights."""
     peft = import_extra("peft", "adapters")
     check_inside(folder)
     base = below = adapted_model(folder)
@@ -255,7 +255,7 @@ def merged_adapter(folder: Path) -> Seq2SeqModel:
         below = adapted_model(below)
     _check_adapter(folder / ADAPTER_FILE)
     model = load_model(base)
-    # Without memory for more than the file holds, whatever rank is named; methods of their own look at the weights.
+    # With a rank far above the file's, memory must not grow; own initializations need the weights.
     is_small = isinstance(read_object(folder / ADAPTER_FILE).get("init_lora_weights", True), bool)
     with reading(folder, "adapter"):
         settings = peft.PeftConfig.from_pretrained(str(folder))
@@ -270,7 +270,7 @@ def merged_adapter(folder: Path) -> Seq2SeqModel:
         must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
         cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
         raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
-    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings beside its weights
+    known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings too
     check_report(folder, {"missing_keys": wanted - saved, "unexpected_keys": saved - wanted - known})
     whole: Seq2SeqModel = adapted.merge_and_unload().eval()
     check_weights(whole, f" in {folder}")

@@ -1,4 +1,4 @@
-"""Lines of several sentences, taken apart before they are translated and put together after it."""
+"""Lines of several sentences: split before translation, and joined afterwards."""
 
 import math
 import re
@@ -17,22 +17,23 @@ FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 
 @dataclass
 class Paragraphs:
-    """The texts of one call by their numbers, each as its lines or sentences with what is behind them.
+    """The texts of one call by their numbers, each as lines or sentences with the separator after each.
 
-    What begins a line of a list stays as it is, and so does what is no text. With `every_line`, so does what lies
-    between two fences of code or formulas, and the front matter of a page.
+    The marker of a list's line and lines without text stay as they are. With `every_line`, so do code or formulas
+    between two fences, and the front matter of a page.
     """
 
     every_line: bool = False
     taken_apart: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    fence: str = ""  # of the code, the formula or the front matter that is open
+    fence: str = ""  # of open code, formula or front matter
 
     def divided(
         self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
     ) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int, str]]]:
-        """Take apart numbered texts: all, those of several lines, or those with a row longer than was learned.
+        """Split numbered texts: all, those of several lines, or those with a row longer than `trained`.
 
-        Returns the rows of the others, and of each part the number of its text, its place there, and the sentence.
+        Returns the rows of the others, and the parts with the number of their text, their place there, and the
+        sentence.
         """
         long = {number for number, _, row in rows if len(row) > (trained or math.inf)}
         for number, text in texts:
@@ -43,7 +44,7 @@ class Paragraphs:
         return [row for row in rows if row[0] not in self.taken_apart], parts
 
     def take_apart(self, number: int, text: str, by_sentence: bool = True) -> list[str]:
-        """Note the lines or sentences of a text, and return them; what stays as it is becomes an empty one."""
+        """Note and return the lines or sentences of a text; what stays as it is becomes an empty one."""
         pieces = self.taken_apart[number] = list[tuple[str, str]]()
         lines = text.rstrip("\r\n")
         parts = LINE_BREAK.split(lines)
@@ -62,7 +63,7 @@ class Paragraphs:
             self.fence = self.fence if FRONT_MATTER.match(line) else ""
         elif self.every_line and (fence := FENCE.match(line)):
             if not self.fence and fence[1] != "\\]":
-                self.fence = fence[1].replace("[", "]")  # which ends it
+                self.fence = fence[1].replace("[", "]")  # the end
             elif fence[1].startswith(self.fence) and line.strip() == fence[1]:
                 self.fence = ""
         elif self.fence:
@@ -70,7 +71,7 @@ class Paragraphs:
         return pieces
 
     def put_together(self, number: int, found: dict[int, Ranked], empty: Ranked) -> Ranked:
-        """Return the translations of a line; if it was taken apart, its sentences' are joined, n-th with n-th best."""
+        """Return a line's translations; those of its sentences are joined, n-th with n-th best."""
         if (pieces := self.taken_apart.pop(number, None)) is None:
             return found.get(0, empty)
         results = []

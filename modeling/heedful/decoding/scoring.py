@@ -1,4 +1,4 @@
-"""How probable a model finds given pairs, token by token."""
+"""The probability of given pairs by a model, token by token."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +21,12 @@ from heedful.symbols_heed import checked_texts, naming_the_line, trimmed
 
 @dataclass(frozen=True)
 class PairScore:
-    """How probable a model finds the target of a given pair, token by token, in nats.
+    """A model's probability of a given pair's target, token by token, in nats.
 
     Attributes:
-        token_ids: The target as `TokenizerPair.encode_target` gives it, </s> included.
+        token_ids: The target's ids from `TokenizerPair.encode_target`, </s> included.
         tokens: Readable labels of these tokens, in which ▁ is a space.
-        token_scores: The log-probability of each token, given the source and the target's tokens before it.
+        token_scores: The log-probability of each token, given the source and the earlier tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -35,20 +35,20 @@ class PairScore:
 
     @property
     def log_probability(self) -> float:
-        """The log-probability of the whole target: the sum of its tokens'."""
+        """The log-probability of the whole target."""
         return math.fsum(self.token_scores)
 
     @property
     def per_token(self) -> float:
-        """The mean of the tokens' log-probabilities, which is the negative cross-entropy."""
+        """The mean of the tokens' log-probabilities, the negative cross-entropy."""
         return self.log_probability / len(self.token_scores)
 
 
 def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
-    """Return the dual conditional cross-entropy of a pair, in nats: the lower, the better a translation it is.
+    """Return the dual conditional cross-entropy of a pair, in nats: lower is a better translation.
 
-    That is |h1 - h2| + (h1 + h2) / 2, where h1 and h2 are the cross-entropies per token, by models of both directions
-    (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
+    It is |h1 - h2| + (h1 + h2) / 2 for the cross-entropies per token of models in both directions (Junczys-Dowmunt,
+    2018, arXiv 1809.00197, which filters by exp of its negative).
     """
     first, second = -forward.per_token, -backward.per_token
     return abs(first - second) + (first + second) / 2
@@ -68,7 +68,7 @@ def score_rows(model: Seq2SeqModel, rows: Sequence[Row], token_budget: int) -> l
 def forced_batches(
     model: Seq2SeqModel, rows: Sequence[Row] | EncodedPairs, lengths: tuple[TokenCounts, TokenCounts], budget: int
 ) -> Iterator[tuple[list[int], Inputs, torch.Tensor, torch.Tensor]]:
-    """Yield the rows, of such sources and targets, in batches: numbers, the inputs of encoder and decoder, labels."""
+    """Yield rows in batches: numbers, the inputs of encoder and decoder, labels."""
     pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
@@ -81,7 +81,7 @@ def forced_batches(
 def score_stream(
     translator: Any, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Any
 ) -> Iterator[PairScore | None]:
-    """Score as `Translator.score_pairs`, whose checks are made and whose `Tally` is given, does."""
+    """Score as `Translator.score_pairs`, after its checks."""
     tokenizers, search = translator.tokenizers, tally.search
     stream, first_number = iter(pairs), 1
     while chunk := list(islice(stream, chunk_size)):

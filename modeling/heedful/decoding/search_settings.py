@@ -1,4 +1,4 @@
-"""Settings of a search that a generation config holds, as every way of searching reads them."""
+"""Settings of a search in a generation config, for all ways of searching."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,34 +9,32 @@ from transformers import GenerationConfig
 
 from heedful.protocols import Seq2SeqModel
 
-# Settings that only `BeamSearch` reads, with the values that change nothing; a recipe writes them into a config.
+# Settings that only `BeamSearch` reads, from a recipe, with the values that change nothing.
 SEARCH_SETTINGS: dict[str, Any] = {"length_penalty_form": (None, "power"), "tokens_beyond_source": (None,)}
-LONGEST_SOURCE = "longest_trained_source"  # the tokens of the longest source that the model has learned from
-# A source of more tokens is refused unless the model has learned from longer ones: attention takes the square of it.
-MOST_SOURCE_TOKENS = 8192
+LONGEST_SOURCE = "longest_trained_source"  # tokens of the longest source in training
+MOST_SOURCE_TOKENS = 8192  # unless training had longer ones: attention takes the square
 
 UNSET: tuple[object, ...] = (None, False, 0, "", [], (), {})
-# Settings of ways of decoding that are code on the Hub, which may find candidates for one of our strategies.
+# Settings of code on the Hub, which may find candidates for our strategies.
 HUB_MODES = ("penalty_alpha", "diversity_penalty", "num_beam_groups")
-# Settings of other ways of decoding, which no strategy of ours reads.
+# Settings that no strategy of ours reads.
 OTHER_MODES = (
     "constraints", "dola_layers", "prompt_lookup_num_tokens", "assistant_early_exit", "low_memory", "use_mtp",
     "speculation_type", "continuous_batching_config",
 )  # fmt: skip
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
-# Those that forbid a next token or make it less likely.
+# They forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
 )  # fmt: skip
-# What changes no token that is generated: ids and lengths, which every search has; what only sampling or an assistant
-# reads; how numbers are computed; what is returned.
+# Settings that change no token: ids and lengths, of every search; those of sampling, assistants, computing and output.
 OTHER = re.compile(
     "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
     "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
     "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
     f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
 )
-# The values that change nothing, where they are not those of `UNSET`.
+# Values that change nothing, if others than `UNSET`.
 IDLE: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "min_length", "guidance_scale"), (*UNSET, 1)),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (*UNSET, 1)),
@@ -51,9 +49,9 @@ Inputs = dict[str, torch.Tensor]  # `input_ids` and `attention_mask`, `(batch, s
 
 
 def asked_of(generation_config: GenerationConfig, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return what a generation config asks for by some settings, or by all that change the tokens."""
+    """Return the active settings among `names`, or among all that change the tokens."""
     if names is None:
-        # `generate()` takes `min_new_tokens` in place of `min_length`.
+        # `min_new_tokens` replaces `min_length`.
         replaced = "min_length" if generation_config.min_new_tokens is not None else None
         names = [name for name in generation_config.to_dict() if name != replaced and not OTHER.fullmatch(name)]
     values = {name: getattr(generation_config, name, None) for name in names}
@@ -69,13 +67,13 @@ def end_tokens(generation_config: GenerationConfig) -> list[int]:
 
 
 def filler(generation_config: GenerationConfig) -> int:
-    """Return the token that follows the end of finished sequences: padding, or the end token if there is none."""
+    """Return the token after the end of finished sequences: padding, or else the end token."""
     padding = generation_config.pad_token_id
     return next(iter(end_tokens(generation_config)), 0) if padding is None else int(padding)
 
 
 def check_ids(generation_config: GenerationConfig, limit: int) -> None:
-    """Raise a `ValueError` that names a setting with a token id outside of a target vocabulary of `limit` tokens."""
+    """Raise a `ValueError` for a setting with a token id outside of a target vocabulary of `limit` tokens."""
     for name, value in vars(generation_config).items():
         values = [value] if ID_SETTING.fullmatch(name) else []
         while values:
@@ -89,14 +87,14 @@ def check_ids(generation_config: GenerationConfig, limit: int) -> None:
 
 
 def length_penalty(length: Numbers, alpha: float, form: LengthPenaltyForm) -> Numbers:
-    """Return what the log-probability of a hypothesis of `length` tokens, the end token included, is divided by.
+    """Return the divisor of the log-probability of a hypothesis of `length` tokens, the end token included.
 
-    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with which
-    Vaswani et al. (2017, section 6.1) decode at α = 0.6. The prompt does not count.
+    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with α =
+    0.6 in Vaswani et al. (2017, section 6.1). The prompt does not count.
     """
     return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 
 
 def device_of(model: Seq2SeqModel) -> torch.device:
-    """Return where a model takes its inputs: the CPU if its weights are loaded only while they are needed."""
+    """Return the device of a model's inputs: the CPU if its weights are loaded only when needed."""
     return torch.device("cpu") if model.device.type == "meta" else model.device

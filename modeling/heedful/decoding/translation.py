@@ -1,6 +1,6 @@
 """Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
 
-In float32 what a sentence becomes does not depend on the other sentences of its batch, nor on `token_budget`.
+In float32 an output does not depend on the other sentences of its batch, nor on `token_budget`.
 """
 
 import copy
@@ -35,13 +35,13 @@ from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, nami
 
 @dataclass(frozen=True)
 class Search:
-    """What one call asks for, checked and with its defaults filled in."""
+    """The checked settings of one call, with defaults."""
 
     config: GenerationConfig
     token_budget: int
     target_language: str | None = None
-    positions: int | None = None  # the most tokens of a sequence; `None` is any number
-    trained: int | None = None  # the tokens of the longest source that the model has learned from, if known
+    positions: int | None = None  # the most tokens of a sequence
+    trained: int | None = None  # tokens of the longest source in training, if known
     split: bool | None = False
     every_line: bool = False
     keep_going: bool = False
@@ -51,17 +51,17 @@ class Search:
 
 @dataclass
 class Tally:
-    """What the sentences of one call have in common, of which one warning is given at its end."""
+    """The counts of one call, for its warnings at the end."""
 
     search: Search
-    paragraphs: Paragraphs | None = None  # where lines may be taken apart
+    paragraphs: Paragraphs | None = None  # if lines may be split
     unfinished: int = 0
     unknown: int = 0
-    long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens of each that is longer than trained
+    long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens
     skipped: list[tuple[int, int]] = field(default_factory=list)
 
     def keeps(self, number: int, *sides: Sequence[int]) -> bool:
-        """Return whether a sentence, or a pair, is short enough, and note its number and tokens if they are many."""
+        """Return whether a sentence, or a pair, is short enough, and note a long one."""
         positions, trained = self.search.positions, self.search.trained
         most, tokens = positions or max(MOST_SOURCE_TOKENS, trained or 0), max(map(len, sides))
         if tokens > most and not self.search.keep_going:
@@ -99,17 +99,16 @@ class Translator:
     """Translates with a sequence-to-sequence model and its tokenizers.
 
     Args:
-        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, which
-            stays on its device.
+        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, on its
+            device.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32. `auto` takes the native one wherever it can do what is asked for.
+            with the same tokens in float32. `auto` takes the native one wherever it can follow the settings.
         precision: Of the native decoder: `float32` or `int8`.
         ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
 
     Raises:
-        ValueError: If the tokenizers do not fit the model, the engine cannot take its place, or a precision would be
-            ignored.
+        ValueError: If the tokenizers do not fit the model, the engine cannot run it, or a precision would be ignored.
     """
 
     def __init__(
@@ -156,17 +155,17 @@ class Translator:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with a model and its tokenizers, or with an adapter of peft, which is merged into
-                its model; or an id on the Hub.
-            device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA where there is one, else the CPU.
+            folder: A local folder with a model, or with an adapter of peft, which is merged into its model; or an id
+                on the Hub.
+            device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA if there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
-            engine: As the constructor takes it.
-            precision: As the constructor takes it.
+            engine: As in the constructor.
+            precision: As in the constructor.
 
         Raises:
             FileNotFoundError: If the folder, its config or its weights are missing.
-            ValueError: If one of them cannot be used, weights are missing from or unknown to the model, the device
-                does not exist here, or the engine cannot take the model's place.
+            ValueError: If a file cannot be used, weights do not match the model, the device does not exist here, or
+                the engine cannot run the model.
         """
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
@@ -186,29 +185,29 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        An empty or blank sentence gives empty translations. Each line of a text of several lines is translated on its
-        own, as in the pipelines, and the line breaks stay; a model of the task `heed-text2text` gets the whole text.
-        One warning says how many sentences reached the length limit before </s>; their `Translation.finished` is
-        False. Another one says how many were longer than any source that the model has learned from, by its generation
-        config, else by `max_position_embeddings`. With `do_sample` there, results are random and depend on the batch.
+        A blank sentence gives empty translations. The lines of a text are translated one by one, as in the pipelines,
+        and the line breaks stay; a model of the task `heed-text2text` gets the whole text. Warnings count the
+        sentences that reached the length limit before </s> (`Translation.finished` is False), and those longer than
+        any source in training, by the generation config, else by `max_position_embeddings`. With its `do_sample`,
+        results are random and depend on the batch.
 
         Args:
             texts: Sentences.
             num_beams: Width of beam search, 1 for greedy search; None takes the model's generation config.
             num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
-            target_language: Language to translate into, where the tokenizers know several.
+            target_language: Language to translate into, if the tokenizers know several.
             max_new_tokens: Longest translation in tokens. None takes the generation config's `max_new_tokens` or
-                `max_length`, and 256 where it sets none, within what learned positions allow.
+                `max_length`, else 256, within the learned positions.
             early_stopping: Whether beam search ends with its `num_beams`-th finished hypothesis; None takes the
                 model's generation config.
-            token_budget: Padded source tokens × beams of one batch; a sentence longer than that runs alone.
+            token_budget: Padded source tokens × beams of one batch; a longer sentence runs alone.
 
         Returns:
-            For every sentence its `num_return_sequences` translations, in the order of `texts`.
+            For each sentence its `num_return_sequences` translations, in the order of `texts`.
 
         Raises:
             ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions, or
-                than 8,192 tokens where the model has not learned from longer ones.
+                than 8,192 tokens unless training had longer ones.
         """
         options: dict[str, Any] = {"target_language": target_language, "token_budget": token_budget}
         tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
@@ -231,18 +230,18 @@ class Translator:
         """Translate a stream of lines that need not fit in memory, for example an open file.
 
         Args:
-            lines: Lines, with or without their line ends; a byte order mark before the first one is no part of it.
-            chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of lines
-                that are, such as those that a pipe has ready.
-            split: Whether a line that is longer than any source of the training is split into its sentences. Their
-                translations are joined, n-th best with n-th best; the score is the mean of theirs. None splits texts
-                at their line breaks, as `translate` does, and False gives the model each text as one sequence.
-            paragraphs: Whether every line is. Its white space and line end, the bullet or number that begins it, and
-                what is no text (lines without letters, tags, addresses, front matter, code) stay as they are; the
-                cells of a table are translated one by one.
-            keep_going: Whether a sentence that is too long gives empty translations and a warning, and no error.
-            sampling: Draws one translation of each line, the same in every batch, in place of a search.
-            progress: Called while lines are translated, with the number of those that are done since the last call.
+            lines: Lines, with or without their line ends; a byte order mark before the first one is dropped.
+            chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of such
+                lines, for example those that a pipe has ready.
+            split: Whether a line longer than any source in training is split into sentences. Their translations are
+                joined, n-th best with n-th best; the score is the mean of theirs. None splits texts at line breaks, as
+                `translate` does, and False gives the model each text as one sequence.
+            paragraphs: Whether each line is split. White space, line ends, bullets or numbers at its beginning, and
+                what is no text (lines without letters, tags, addresses, front matter, code) stay; cells of a table are
+                translated one by one.
+            keep_going: Whether a too long sentence gives empty translations and a warning, not an error.
+            sampling: Draws one translation of each line, the same in every batch, instead of a search.
+            progress: Called with the number of lines since its last call.
             **settings: The keyword arguments of `translate`.
 
         Returns:
@@ -272,29 +271,28 @@ class Translator:
         chunk_size: int = 4096,
         keep_going: bool = False,
     ) -> Iterator[PairScore | None]:
-        """Tell how probable the model finds given translations, of pairs that need not fit in memory.
+        """Score given translations by the model's probability, of pairs that need not fit in memory.
 
-        Padding changes the last digits of a score, in float32 by less than 1e-5 a token; with a `token_budget` of 1
-        each pair runs alone. </s>, which ends the target, is scored too. One warning says how many sources were longer
-        than any that the model has learned from.
+        Padding changes a score in float32 by less than 1e-5 a token; with a `token_budget` of 1 each pair runs alone.
+        </s> is scored too. One warning counts the sources longer than any in training.
 
         Args:
             pairs: Sources and targets.
-            target_language: The language of the targets, where the tokenizers know several.
-            token_budget: Padded tokens of one batch, sources and targets; a pair of more runs alone.
+            target_language: The language of the targets, if the tokenizers know several.
+            token_budget: Padded tokens of one batch, sources and targets; a longer pair runs alone.
             chunk_size: Number of pairs that are read, sorted and batched together.
-            keep_going: Whether a pair that is too long has no score, and a warning, and is no error.
+            keep_going: Whether a too long pair has no score and a warning, not an error.
 
         Returns:
-            An iterator with one score for each pair, in order; `None` for one that is too long.
+            An iterator with one score for each pair, in order; `None` for a too long one.
 
         Raises:
-            ValueError: If a setting is out of range, a pair is not two texts, one is longer than `translate` takes, or
-                the translator computes in another precision than float32.
+            ValueError: If a setting is out of range, a pair is not two texts or is too long for `translate`, or the
+                translator computes in another precision than float32.
         """
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
-        self.tokenizers.encode_source([""], target_language)  # raises now what it would raise later
+        self.tokenizers.encode_source([""], target_language)  # raises now, not at the first pair
         if self.precision != "float32" or self.ensemble:
             must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
             given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
@@ -304,7 +302,7 @@ class Translator:
         return score_stream(self, pairs, chunk_size, Tally(search))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Copied weights cannot be sent to another process, which makes its own copies.
+        # Another process packs its own weights.
         return self.__dict__ | {"_engines": {}}
 
     def _stream(self, lines: Iterable[Any], chunk_size: int | None, tally: Tally) -> Iterator[list[Translation]]:
@@ -325,7 +323,7 @@ class Translator:
         early_stopping: bool | None,
         **options: Any,
     ) -> Search:
-        """Check a call's settings, and put those of its search into a copy of the generation config."""
+        """Check a call's settings, and copy those of its search into a generation config."""
         offered = getattr(self.model.config, "custom_pipelines", None) or {}
         if options.setdefault("split", None) is None and next(iter(offered), None) == TEXT_TASK:
             options["split"] = False
@@ -354,14 +352,14 @@ class Translator:
     def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
         config = self.model.generation_config
         bound = config.max_new_tokens if max_new_tokens is None else max_new_tokens
-        if bound is None:  # `max_length` counts the decoder's start token too
+        if bound is None:  # `max_length` counts the start token
             bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
         if positions is not None and bound > positions and max_new_tokens is not None:
             raise wrong("max_new_tokens", f"be at most {positions}, the model's number of positions", max_new_tokens)
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:
-        """Return the tokens of the longest source that the model has learned from, as far as that is known."""
+        """Return the tokens of the longest source in training, if known."""
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
         return trained or getattr(self.model.config, "max_position_embeddings", None)
 
@@ -372,7 +370,7 @@ class Translator:
         if may_replace(self.model, config):
             try:
                 return self._current("native")
-            except ValueError as error:  # changed code gives other logits, and will after each change of the weights
+            except ValueError as error:  # changed code gives other logits, always
                 warnings.warn(f"`generate()` translates, not the native decoder. {error}", stacklevel=2)
                 self.engine = "generate"
         return self._current("generate")
@@ -381,10 +379,10 @@ class Translator:
         engine = self._engines.get(name)
         if engine is None or not engine.is_current:
             self._engines.pop(name, None)
-            del engine  # and with it its copy of the weights, before a new one is made
+            del engine  # frees its weights before a new copy
             if name == "generate":
                 engine = GenerateEngine(self.model, self.ensemble, self.tokenizers.target)
-            else:  # which checks the precision's name
+            else:
                 engine = NativeEngine(self.model, self.precision)
             self._engines[name] = engine
         return engine
@@ -396,7 +394,7 @@ class Translator:
             tally.paragraphs = Paragraphs(search.every_line)
         apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)
-        own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a text that is taken apart is several
+        own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a split text has several rows
         if (sampling := search.sampling) is not None:
             own["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
         sources = [row for *_, row in rows]
@@ -415,7 +413,7 @@ class Translator:
         return results
 
     def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
-        """Encode numbered texts; each row has the number of its text, and its place in it: 0 in one that is whole."""
+        """Encode numbered texts; each row has the number of its text, and its place there."""
         apart, rows = tally.paragraphs, []
         if apart is None or not apart.every_line:
             rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
@@ -432,7 +430,7 @@ class Translator:
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:
-    """Say of sentences, by their numbers and tokens, how many they are and which is the first: "… is" or "… are"."""
+    """Return a subject with its verb for sentences by numbers and tokens: "… is" or "… are"."""
     number, tokens = sentences[0]
     count = len({number for number, _ in sentences})
     if count == 1:

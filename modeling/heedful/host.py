@@ -57,7 +57,6 @@ def _shares() -> Iterator[float]:
 
 
 def _seconds_waited() -> float:
-    """Return how long this process's threads have been ready without a core."""
     nanoseconds = 0
     with suppress(OSError):  # a kernel that does not count
         for task in TASKS.iterdir():

@@ -84,10 +84,7 @@ def _register_what_is_ready() -> None:
 
 
 class _AutoClassFinder(MetaPathFinder):
-    """Registers Heed's classes right after the import of the modules concerned."""
-
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find the module as Python would, and let its loader register Heed's classes at its end."""
         if fullname not in _WATCHED:
             return None
         _WATCHED.remove(fullname)

@@ -167,7 +167,6 @@ def _is_wide(letter: str) -> bool:
 
 
 def _inches(labels: Sequence[str], points: int = 11) -> float:
-    """Estimate the room for the longest label of this size."""
     return (max(sum(1.0 if _is_wide(letter) else 0.6 for letter in label) for label in labels) + 0.8) * points / 72
 
 
@@ -181,7 +180,6 @@ def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> 
 
 
 def _figure(width: float, height: float) -> "Figure":
-    """Return a figure of this size in inches, without pyplot."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(min(width, LARGEST), min(height, LARGEST)), dpi=150, layout="constrained")

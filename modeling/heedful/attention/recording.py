@@ -123,7 +123,6 @@ def _run(
 
 
 def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Iterator[tuple[Kind, HeedAttention]]:
-    """Yield kind and module of the chosen attentions in a Heed Transformer's stacks."""
     if not isinstance(model, HeedPreTrainedModel) or model.config.share_layers:
         return
     for kind in kinds:
@@ -136,7 +135,6 @@ def _attentions(model: Any, kinds: Collection[Kind], layer: int | None) -> Itera
 
 
 def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple[Any, ...], _: Any) -> None:
-    """Keep the states of an attention from its arguments, for a batch of one."""
     states, call = arguments
     call = call._replace(cache=None)
     query, key, value = module.project_source(states, call) if module.is_cross else module.project_own(states, call)
@@ -152,7 +150,6 @@ def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple
 
 @contextmanager
 def _eager(model: Any) -> Iterator[None]:
-    """Use the attention function that returns weights, and the former ones afterwards."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     former = [(config, config._attn_implementation) for config in configs.values()]
     model.set_attn_implementation("eager")

@@ -50,7 +50,6 @@ def leave_learning_curve(run: Path, folder: Path) -> str:
 
 
 def _curves_of(run: Path) -> dict[str, Curve]:
-    """Return the curves in a run's log; a folder without a log is an error."""
     if not (run / LOG_FILE).is_file() and not (run / "checkpoints").is_dir():
         raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
     if not (curves := read_curves(run)):
@@ -69,7 +68,6 @@ def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
-    """Return a panel with the curves of some metrics; the legend names runs or metrics."""
     missing = [(math.nan, math.nan)]  # keeps a run's colour and legend
     drawn = {
         run if len(group) == 1 else metric: found.get(metric, missing)

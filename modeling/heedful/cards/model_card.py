@@ -281,7 +281,6 @@ def _line(value: Any) -> str:
 
 
 def _cell(value: Any) -> Markdown:
-    """Write a value as plain text in Markdown, on one line."""
     text = re.sub(r"([\\`|])", r"\\\1", _line(value))
     return Markdown(text.replace("](", "]\\(").replace("<", "&lt;"))
 

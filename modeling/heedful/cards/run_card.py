@@ -143,7 +143,6 @@ def _leave_results(result: RunResult) -> None:
 
 
 def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
-    """Calibrate the confidence of a run's model with validation pairs, and write it into the folder."""
     held_out, recipe = result.corpus.validation_pairs, result.recipe
     pairs, exact = sample(held_out, MOST), not is_translation(*language_codes(recipe.card, recipe.data, held_out))
     settings: Any = {"target_language": result.corpus.target_language, "split": False}

@@ -68,8 +68,6 @@ class Piece(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A model in float32 before the addition."""
-
     model: Any
     dtype: torch.dtype  # of the saved weights
     pair: TokenizerPair
@@ -203,7 +201,6 @@ def _ids(backend: Any, word: str) -> list[int]:
 
 
 def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun:
-    """Load a model, or convert a checkpoint first, and check that it can learn the language."""
     kind = read_object(model_folder(source) / "config.json").get("model_type")
     if kind not in ("heed", "m2m_100"):
         raise wrong("model_type", "be heed or m2m_100 (NLLB) for `add_language`", kind)
@@ -239,7 +236,6 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
 
 
 def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
-    """Raise a `ValueError` for a vocabulary that takes no new pieces, or no tag."""
     model, kind = state["model"], state["model"]["type"]
     if kind == "BPE":
         kind += " without merges" * (not model["merges"])
@@ -312,7 +308,6 @@ def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -
 
 @torch.no_grad()
 def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piece]) -> Any:
-    """Return a copy of the model with additional rows for the tag and the pieces."""
     larger, ids = copy.deepcopy(begun.model), begun.pair.source.get_vocab()
     larger.resize_token_embeddings(size, mean_resizing=False)
     rows = [[ids[begun.relative]], *([ids[part] for part in each.parts] for each in pieces.values())]

@@ -199,7 +199,6 @@ def load_checkpoint(source: str, kind: Any, config: Any, read: str = "", **optio
 
 
 def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
-    """Return a checkpoint in float32, and the dtype of its saved weights."""
     config = read_config(source)
     _check_expressible(config)
     # Under sdpa the decoder of umT5 looks ahead in transformers 5.17.
@@ -243,7 +242,6 @@ def _identifiers(value: Any) -> list[str]:
 
 
 def _metadata_of(source: str) -> dict[str, Any]:
-    """Read the metadata of the source's own card, empty if it has none."""
     try:
         path = cached_file(source, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
@@ -252,7 +250,6 @@ def _metadata_of(source: str) -> dict[str, Any]:
 
 
 def _base_model(source: str) -> str | None:
-    """Return the source's id on the Hub; for a folder, the id in its config, if any."""
     if not Path(source).is_dir():
         return source
     remembered = read_object(Path(source) / "config.json").get("_name_or_path") or ""

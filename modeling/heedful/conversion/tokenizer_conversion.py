@@ -224,7 +224,6 @@ def _add_special(tokenizer: Any, tokens: list[str]) -> None:
 
 
 def _comparison_texts(tokenizer: Any) -> list[str]:
-    """Return texts of several scripts and of random pieces, without special tokens."""
     generator = random.Random(0)
     special = set(tokenizer.all_special_tokens) | {str(token) for token in tokenizer.added_tokens_decoder.values()}
     vocabulary = tokenizer.get_vocab()

@@ -359,12 +359,10 @@ class Translator:
         return bound if positions is None else min(bound, positions)
 
     def _longest_trained(self) -> int | None:
-        """Return the tokens of the longest source in training, if known."""
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
         return trained or getattr(self.model.config, "max_position_embeddings", None)
 
     def _engine(self, config: GenerationConfig) -> GenerateEngine:
-        """Return the engine of this call, with the model's present weights."""
         if self.engine != "auto":
             return self._current(self.engine)
         if may_replace(self.model, config):

@@ -127,7 +127,6 @@ def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
 
 
 def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> None:
-    """Set embeddings, final norm, and what layers of encoder and decoder have in common."""
     embeddings.weight = _copied(ours.embed_tokens.weight)
     theirs.scale_embeddings = config.scale_embedding
     if config.position_encoding not in WITHOUT_TABLE:
@@ -157,7 +156,6 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
 
 
 def _layers_of(stack: Any) -> list[Any]:
-    """Return the layers of a stack, shared ones as often as they are applied."""
     return [*stack.layers] * stack.rounds
 
 

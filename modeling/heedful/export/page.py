@@ -73,7 +73,6 @@ def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _packed(name: str, card: str, model: Seq2SeqModel, tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return a model, its tokenizer and the limits that its card names, as JSON can hold them."""
     config, search, limits = model.config, model.generation_config, LIMITS.search(card)
     tensors, weights = _tensors(model)
     most = search.max_new_tokens or (search.max_length or DEFAULT_MAX_NEW_TOKENS + 1) - 1
@@ -116,7 +115,6 @@ def _tensors(model: Seq2SeqModel) -> tuple[dict[str, Any], bytes]:
 
 
 def _tokenizer(tokenizers: TokenizerPair) -> dict[str, Any]:
-    """Return the vocabulary and the merges of a byte-level BPE tokenizer; another kind is a `ValueError`."""
     tokenizers.check_is_fast("a page")
     tokenizer: Any = tokenizers.source
     state = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -170,7 +170,6 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
 
 
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of `fresh_process.py`; a `ValueError` says why it fails."""
     with tempfile.TemporaryDirectory() as work:
         torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
         program = Path(__file__).with_name("fresh_process.py")
@@ -185,7 +184,6 @@ def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:
-    """Write the model's own card, or a short one, with the code that loads the stock form."""
     card = comparison.card_of(source)
     usage = USAGE.search(card)
     example = re.findall(r"^inputs = tokenizer\(.*$", usage[0] if usage else "", re.MULTILINE)

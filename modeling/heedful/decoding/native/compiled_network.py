@@ -1,7 +1,7 @@
-"""The paper's decoder as one call of `kernels.cpp` at each step.
+"""The paper's decoder, each step one call of `kernels.cpp`.
 
-Letters in shape comments: N sentences still open, K hypotheses of each, R = N·K rows, S source length, D = d_model,
-V target tokens.
+Letters in shape comments: N open sentences, K hypotheses of each, R = N·K rows, S source length, D = d_model, V target
+tokens.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 
 
 class CompiledNetwork(NativeNetwork):
-    """A network whose decoder takes a step in one call, of a model without a `kernels_obstacle`."""
+    """A network for a model without `kernels_obstacle`; each step of its decoder is one call."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         super().__init__(model, precision)
         self._library = cast("Library", library())
-        self._norms: list[torch.Tensor] = []  # that they are not freed
+        self._norms: list[torch.Tensor] = []  # kept in memory for the kernels
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
         config, output = self.config, cast("CompiledProduct", self.output).linear
@@ -44,7 +44,7 @@ class CompiledNetwork(NativeNetwork):
         return Norm(*(place_of(each, self.config.d_model) for each in (weight, bias)), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Encode as `NativeNetwork.encode`, one length at a time: with a mask, sums would depend on the batch."""
+        """Encode as `NativeNetwork.encode`, one length at a time: masked sums would depend on the batch."""
         if attention_mask is None or len(attention_mask.unique()) == 1:
             return super().encode(input_ids, None)
         lengths, order = attention_mask.bool().sum(1).sort()
@@ -54,7 +54,7 @@ class CompiledNetwork(NativeNetwork):
         return states[order.argsort()]
 
     def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "CompiledState":
-        """Return the cache of a search in which nothing was read yet."""
+        """Return the empty cache of a search."""
         return CompiledState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: DecodingState) -> torch.Tensor:
@@ -93,14 +93,14 @@ class CompiledNetwork(NativeNetwork):
 
 
 class CompiledState(DecodingState):
-    """The cache with the keys and values of all source tokens that are no padding."""
+    """The cache, with keys and values of all source tokens but padding."""
 
     def __init__(
         self, network: CompiledNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int
     ):
         mask = torch.ones(source.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         counts = mask.sum(1, dtype=torch.int32)
-        # (R): where a row's source begins, and of how many tokens it is
+        # (R): the beginning and the number of a row's source tokens
         of_sentences = (counts.cumsum(0) - counts).int(), counts
         self.starts, self.counts = (each.repeat_interleave(beams) for each in of_sentences)
         count = len(network.layers)
@@ -111,7 +111,7 @@ class CompiledState(DecodingState):
         self.logits = torch.empty(self.rows, network.stack.output.out_features)
 
     def make_room(self) -> None:
-        """Double the cache if it is full, and say where it lies then."""
+        """Double the cache if it is full, and give the kernels its place."""
         before = self.target
         super().make_room()
         if self.target is not before:
@@ -119,7 +119,7 @@ class CompiledState(DecodingState):
                 layer.target, layer.source = target.data_ptr(), source.data_ptr()
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop them as `DecodingState.keep`."""
+        """Drop sentences as `DecodingState.keep`."""
         super().keep(sentences)
         rows = self.rows_of(sentences)
         self.starts, self.counts = self.starts[rows], self.counts[rows]

@@ -1,4 +1,4 @@
-"""When packed weights may compute in place of a model: what of the model and of a call allows it, and until when."""
+"""Conditions for packed weights: models and calls that allow them, and changes that end them."""
 
 import re
 from collections.abc import Iterable
@@ -22,18 +22,17 @@ from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
-COMPARED = 4  # numbers of each weight: a fused optimizer leaves no other trace; and tokens whose logits are compared
-# The largest difference of these logits, relative, by what the weights are kept or computed in.
+COMPARED = 4  # numbers of each weight, the only trace of a fused optimizer; and tokens with compared logits
+# The largest relative difference of these logits, by the type of the weights.
 LIMITS = {"int8": 0.3, "bfloat16": 0.1, "float16": 0.02, "float32": 1e-4, "float64": 1e-4}
-# Settings of other ways of decoding; the last two read the source's tokens, of which only the encoding is left.
+# Settings of other ways of decoding; the last two read source tokens, but only their encoding is left.
 UNREAD = (
     *OTHER_MODES, *HUB_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
 )  # fmt: skip
-# What a step does not keep.
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
-# The weights that engines read, or refuse: if you add one, or a field of the config, decide what each engine does.
+# All weights that engines know: for a new one, or a new field of the config, decide what each engine does.
 WEIGHTS = re.compile(
     r"lm_head\.(weight|bias)|model\.(en|de)coder\.((embed_tokens|embed_positions|embedding_norm|norm)\.(weight|bias)|"
     r"relative_positions\..+|layers\.\d+\.((self|cross)_attn\.([qkv]|out)_proj|feed_forward\.(fc1|fc_gate|fc2)|"
@@ -41,7 +40,7 @@ WEIGHTS = re.compile(
     r"layers\.\d+\.(self|cross)_attn\.(additive_score|relative_(keys|values))\..+)"
 )
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
-# What `kernels.cpp` computes: models much like the paper's, whose heads part their states evenly.
+# The models of `kernels.cpp`, like the paper's, with heads of equal widths.
 COMPILED: dict[str, tuple[object, ...]] = {
     "activation_function": ("relu",),
     "norm_type": ("layernorm",),
@@ -53,7 +52,7 @@ COMPILED: dict[str, tuple[object, ...]] = {
 
 
 def model_obstacle(model: Seq2SeqModel) -> str | None:
-    """Return why the native decoder cannot take a model's place, or `None` if it can."""
+    """Return why the native decoder cannot run a model, or `None`."""
     if (reason := obstacle_to_copies(model, NAME)) is not None:
         return reason
     if model.config.attention_scoring == "additive":
@@ -68,9 +67,9 @@ def model_obstacle(model: Seq2SeqModel) -> str | None:
 
 
 def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
-    """Return why weights copied into an engine would not compute what a model does, or `None` where they would.
+    """Return why copied weights in an engine would not compute what a model does, or `None`.
 
-    Of a model all classes, methods, weights and fields of its config must be those that the engines were written for.
+    All classes, methods, weights and fields of the config must be those that the engines know.
     """
     if not isinstance(model, HeedForConditionalGeneration):
         found = type(model).__name__
@@ -84,7 +83,7 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
     if unread := sorted(type(model.config).__dataclass_fields__.keys() - HeedConfig.__dataclass_fields__.keys()):
         return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
     for name, module in model.named_modules():
-        # Adapters and quantizers put modules of their own in the place of plain ones, or tensors of their own.
+        # Adapters and quantizers replace plain modules or tensors.
         kind = type(module)
         has_weights = kind.__module__.startswith("torch.") and any(True for _ in module.parameters(recurse=False))
         has_none = kind is nn.Identity and name.endswith("embedding_norm")
@@ -105,7 +104,7 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
 
 
 def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
-    """Return why `kernels.cpp` cannot compute the steps of a model here, or `None` if it can."""
+    """Return why `kernels.cpp` cannot compute a model here, or `None`."""
     library = kernels.library()
     if library is None:
         return "they could not be compiled here"
@@ -121,7 +120,7 @@ def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
 def settings_obstacle(
     config: GenerationConfig, stopping_criteria: Iterable[StoppingCriteria] = (), **model_kwargs: Any
 ) -> str | None:
-    """Return why the native decoder cannot follow a call of `generate()`, or its config alone; `None` if it can."""
+    """Return why the native decoder cannot follow a call of `generate()`, or its config alone, or `None`."""
     for name, value in asked_of(config, UNREAD).items():
         why = ", which reads no source tokens" * name.startswith("encoder_")
         return f"`{name}` must not be set with {NAME}{why}, but is {value!r} instead."
@@ -129,7 +128,7 @@ def settings_obstacle(
         if config.return_dict_in_generate and getattr(config, name, None):
             return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
     for each in stopping_criteria:
-        if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # which the native search applies itself
+        if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # the native search applies these
             kind = type(each).__name__
             return f"`stopping_criteria` must be lengths and end tokens with {NAME}, but one is a {kind} instead."
     for name in UNREAD_ARGUMENTS:
@@ -142,7 +141,7 @@ def settings_obstacle(
 
 
 def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
-    """Return what is wrong with a `(batch, source_length)` mask that hides a source: attention functions differ."""
+    """Return what is wrong with a `(batch, source_length)` mask that hides a source, or `None`."""
     if attention_mask is None or bool(attention_mask.any(dim=1).all()):
         return None
     return "`attention_mask` must leave a token of each source, but one is padding alone instead."
@@ -150,10 +149,7 @@ def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
 
 @torch.no_grad()
 def difference(model: HeedForConditionalGeneration, network: NativeNetwork, precision: str) -> str | None:
-    """Return how far the logits of packed weights are from the model's, whose code may be changed; `None` if equal.
-
-    A few tokens of source and target are compared, and the limits leave room for rounding alone.
-    """
+    """Return how far packed weights' logits for a few tokens are from the model's, beyond rounding, or `None`."""
     config = model.config
     tokens = torch.arange(min(COMPARED, position_limit(config) or COMPARED))[None]
     prompt = tokens % config.target_vocab_size
@@ -163,31 +159,31 @@ def difference(model: HeedForConditionalGeneration, network: NativeNetwork, prec
     state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
     distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
     limit = LIMITS["int8" if precision == "int8" else str(model.dtype).removeprefix("torch.")]
-    if not distance > limit:  # what is no number is found where it is searched
+    if not distance > limit:  # NaN passes: the search finds it
         return None
     must = f"The model's logits must be computed by {NAME} as by its own code"
     return f"{must}, but differ by {distance:.1%}: its classes, or functions that they call, were changed."
 
 
 class Fingerprint:
-    """What a model's weights and hooks were when a copy was made."""
+    """A model's weights and hooks at the time of a copy."""
 
     def __init__(self, model: nn.Module):
         self._model, self._traces = model, _traces(model)
-        # Views of the weights, for what writes to `.data`, or is fused, changes no version.
+        # Views of the weights: writing to `.data`, or a fused optimizer, changes no version.
         flat = [parameter.detach().flatten() for parameter in model.parameters()]
         self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
         self._values = _bits(self._samples)
 
     @property
     def has_changed(self) -> bool:
-        """Whether the model has other weights, other numbers in them, or other hooks of others."""
-        # First where the weights lie: if elsewhere, the samples are of those before.
+        """Whether the model has other weights, other numbers in them, or other foreign hooks."""
+        # First the places: if they changed, the samples are of former weights.
         return _traces(self._model) != self._traces or not torch.equal(_bits(self._samples), self._values)
 
 
 def _traces(model: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes whenever a weight is replaced or written to, or code of others comes between modules."""
+    """Return numbers that change with each replaced or written weight, and with foreign code between modules."""
     modules = list(model.modules())
     kinds = {type(module): None for module in modules}
     found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]

@@ -1,4 +1,4 @@
-"""What decodes in place of a model's modules: packed weights, and greedy and beam search over them."""
+"""Greedy and beam search over packed weights, instead of a model's modules."""
 
 import warnings
 from typing import Any, get_args
@@ -25,8 +25,7 @@ from heedful.protocols import Seq2SeqModel
 class NativeDecoder:
     """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
 
-    It computes only what a step needs; finished sentences leave the batch. Arguments and errors are those of
-    `prepare_for_inference`.
+    Finished sentences leave the batch. Arguments and errors are those of `prepare_for_inference`.
     """
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
@@ -40,7 +39,7 @@ class NativeDecoder:
             warnings.warn(message, stacklevel=3)
             precision = "float32"
         self.model, self.precision = model, precision
-        self.kernel = kernel_name()  # what does the matrix products: kernels.cpp, or a library of torch
+        self.kernel = kernel_name()  # kernels.cpp, or a library of torch
         is_compiled = conditions.kernels_obstacle(model.config, precision) is None
         self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
         _raise(conditions.difference(model, self.network, precision))
@@ -48,21 +47,21 @@ class NativeDecoder:
 
     @property
     def is_current(self) -> bool:
-        """Whether the model still has the weights that were packed, and no new hooks."""
+        """Whether the model still has the packed weights, and no new hooks."""
         return not self._fingerprint.has_changed
 
     def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
-        """Return arguments of `generate()` with the encoded source, from what `encode` takes."""
+        """Return arguments of `generate()` with the encoded source."""
         states = self.encode(input_ids, attention_mask)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        # The search has a cache of its own: to make transformers' takes a tenth of the time of one short sentence.
+        # Making transformers' cache, which the search does not use, takes a tenth of one short sentence.
         output = BaseModelOutput(last_hidden_state=states)
         return {"encoder_outputs": output, "attention_mask": mask, "use_cache": False}
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Encode `(batch, source_length)` ids, with a mask that is 0 at padding: `(batch, source_length, d_model)`.
 
-        A `ValueError` says what of them the model's encoder would refuse, or that a source is padding alone.
+        Ids that the model's encoder would refuse, or a source of padding alone, are a `ValueError`.
         """
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             must = f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}"
@@ -71,14 +70,14 @@ class NativeDecoder:
         _raise(conditions.padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
-        return states.clone()  # a tensor of inference mode could not be read where gradients are computed
+        return states.clone()  # usable outside of inference mode
 
     def __call__(
         self, model: Seq2SeqModel, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
     ) -> torch.Tensor | ModelOutput:
         """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
 
-        A `ValueError` says what only `generate()` itself can do, or that the model is not as it was packed.
+        A `ValueError` names what only `generate()` can do, or says that the model has changed.
         """
         if model is not self.model:
             _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
@@ -94,7 +93,7 @@ class NativeDecoder:
     def search(
         self, input_ids: torch.Tensor, config: GenerationConfig, logits_processor: LogitsProcessorList, **given: Any
     ) -> Result:
-        """Search, without a check that all settings can be followed, from `(batch · beams, length)` prompts on.
+        """Search from `(batch · beams, length)` prompts, without checks of the settings.
 
         Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
         """
@@ -109,7 +108,7 @@ class NativeDecoder:
             state = self.network.start(source, mask, prompt, settings.beams)
             search = greedy_search if settings.beams == 1 else beam_search
             tokens, scores = search(self.network, state, prompt, settings)
-        if scores is not None and settings.processor is None:  # with which they may be -inf
+        if scores is not None and settings.processor is None:  # processors may make them -inf
             check_logits(-scores, torch.float32)
         return tokens.clone(), None if scores is None else scores.clone()  # as in `encode`
 

@@ -1,4 +1,4 @@
-"""The two doors to the native decoder: `prepare_for_inference` for `generate()`, and the engine of a `Translator`."""
+"""The uses of the native decoder: `prepare_for_inference` for `generate()`, and a `Translator`'s engine."""
 
 import warnings
 from contextlib import AbstractContextManager
@@ -28,11 +28,11 @@ def may_replace(model: Seq2SeqModel, config: GenerationConfig) -> bool:
 
 
 class NativeEngine(GenerateEngine):
-    """`generate()` by the native decoder; a `ValueError` if that cannot take the model's place."""
+    """`generate()` by the native decoder; a `ValueError` if it cannot run the model."""
 
     def __init__(self, model: Seq2SeqModel, precision: Precision = "float32"):
         super().__init__(model)
-        self.decoder = NativeDecoder(cast("HeedForConditionalGeneration", model), precision)  # which looks at it
+        self.decoder = NativeDecoder(cast("HeedForConditionalGeneration", model), precision)  # checks it
 
     @property
     def is_current(self) -> bool:
@@ -40,7 +40,7 @@ class NativeEngine(GenerateEngine):
         return self.decoder.is_current
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise a `ValueError` that names what the native decoder cannot follow of a generation config."""
+        """Raise a `ValueError` for a setting that the native decoder cannot follow."""
         if (reason := settings_obstacle(config)) is not None:
             raise ValueError(reason)
 
@@ -60,21 +60,20 @@ class NativeEngine(GenerateEngine):
 def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precision = "float32") -> "PreparedModel":
     """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
 
-    Greedy search and beam search are then those of the native decoder, and so is the encoder that `get_encoder()`
-    returns, wherever no gradient is computed. What the native decoder cannot do (sampling, streaming, recorded scores
-    and attentions, other caches, …) runs as before. Weights that change are packed again. A change that is written to
-    a few numbers through `.data` or numpy may go unnoticed; one under `torch.no_grad()` does not. The packed copies
-    are not saved, copied or pickled with the model, and `undo` of what is returned frees them, or the end of `with
-    prepare_for_inference(model): …`. On Linux the C library is asked to keep freed memory for the next step.
+    The native decoder then does greedy and beam search, and the encoder of `get_encoder()` without gradients.
+    Everything else (sampling, streaming, recorded scores and attentions, other caches, …) runs as before. Changed
+    weights are packed again, except if code changes a few numbers through `.data` or numpy. The packed copies are not
+    saved, copied or pickled with the model; `undo` of the returned object frees them, or the end of `with
+    prepare_for_inference(model): …`. On Linux the C library keeps freed memory for the next step.
 
     Args:
         model: A Heed model on the CPU, in evaluation mode.
-        precision: `float32`, or `int8` weights with the input of each product quantized row by row, the smallest and
+        precision: `float32`, or `int8` weights with quantized inputs of each product, row by row, the smallest and
             fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
 
     Raises:
         ValueError: If the model is in training mode or already prepared, the precision is unknown, or the native
-            decoder cannot take the model's place.
+            decoder cannot run the model.
     """
     decoder = NativeDecoder(model, precision)
     if model.training:
@@ -87,7 +86,7 @@ def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precis
 class PreparedModel(AbstractContextManager["PreparedModel", None]):
     """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
 
-    `kernel` names what multiplies: kernels.cpp, or a library of torch; `precision` is what the weights are kept in.
+    `kernel` is kernels.cpp or the library of torch that multiplies; `precision` is the type of the weights.
     """
 
     def __init__(self, decoder: NativeDecoder):
@@ -97,7 +96,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         self.model.prepared = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model is not prepared, neither here nor in another process.
+        # A copy of the model is not prepared.
         return type(None), ()
 
     def __exit__(self, *_: object) -> None:
@@ -111,7 +110,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
     def encode(
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **options: Any
     ) -> BaseModelOutput | None:
-        """Encode as `HeedEncoder.forward` does, or return `None` where its modules must."""
+        """Encode as `HeedEncoder.forward`, or return `None` if its modules must."""
         is_plain = options.pop("return_dict", None) is not False
         is_plain = is_plain and all(value is None or value is False for value in options.values())
         if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
@@ -119,7 +118,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         is_other = attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask))
         if is_other or (decoder := self._current_decoder()) is None:
             return None
-        # The decoder's modules may have to go on with it.
+        # In the dtype of the decoder's modules, which may read it.
         states = decoder.encode(input_ids, attention_mask).to(self.model.model.encoder.embed_tokens.weight.dtype)
         return BaseModelOutput(last_hidden_state=states)
 
@@ -132,7 +131,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
             and not generation_config.return_dict_in_generate
             and generation_config.cache_implementation is None
             and settings_obstacle(generation_config, **given) is None
-            and runs_known_code(self.model)  # prefix tuning of peft, for one, sets a method of its own
+            and runs_known_code(self.model)  # peft's prefix tuning sets its own method
         )
         if not is_ours or (decoder := self._current_decoder()) is None:
             return None
@@ -143,7 +142,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         return not (self.model.training or is_other)
 
     def _current_decoder(self) -> NativeDecoder | None:
-        """Return the decoder with the present weights, or `None`, with one warning, if there is an obstacle."""
+        """Return the decoder with the present weights, or `None`, with one warning, for an obstacle."""
         if not self._decoder.is_current:
             if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:
@@ -156,7 +155,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
 
 
 class PreparedEncoder:
-    """The encoder of a prepared model as `generate()` calls it; what else is asked of it is the encoder's own."""
+    """The encoder of a prepared model for `generate()`, with the encoder's own attributes."""
 
     def __init__(self, prepared: PreparedModel):
         self._prepared, self._encoder = prepared, cast("HeedEncoder", prepared.model.model.encoder)
@@ -165,11 +164,9 @@ class PreparedEncoder:
         return getattr(self._encoder, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy is one of the encoder.
         return itemgetter(0), ((self._encoder,),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode by the packed weights, or by the modules where those do not."""
         given = dict(zip(ENCODER_ARGUMENTS, args, strict=False)) | kwargs
         config = self._encoder.config
         is_other = config.output_hidden_states or config.output_attentions or not config.return_dict

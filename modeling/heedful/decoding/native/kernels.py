@@ -1,6 +1,6 @@
-"""Matrix products with weights laid out once for the CPU, and `kernels.cpp`, compiled once for this processor.
+"""Matrix products with weights packed for the CPU, and `kernels.cpp`, compiled once for this processor.
 
-Without a C++ compiler, and for other registers, oneDNN multiplies in float32, or torch where it was built without it.
+Without a C++ compiler, and for other registers, oneDNN multiplies in float32, or else torch.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]  # from `(rows, in_features)` t
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
-# Sums may be added up in any order, so that registers hold many of them.
+# Sums may be added up in any order, in many registers.
 FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fopenmp-simd"]
 FLAGS += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
 REGISTERS = {
@@ -38,12 +38,12 @@ REGISTERS = {
     "AVX2": ["-mavx2", "-mfma"],
 }
 INT8_LIMIT = 127
-BYTES_AT_ONCE = 4  # inputs that one instruction multiplies and adds up
-SMALL_MATRIX = 2**16  # weights up to which plain `linear` is faster for a single row, because its call costs less
+BYTES_AT_ONCE = 4  # inputs of one instruction
+SMALL_MATRIX = 2**16  # weights up to which plain `linear` is faster for one row: its call costs less
 
 
 class Linear(ctypes.Structure):
-    """The structure of this name in `kernels.cpp`, as are the others."""
+    """The structure of this name in `kernels.cpp`; so are the others."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "offset")),
@@ -68,7 +68,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """What else a decoder consists of."""
+    """The rest of a decoder."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "width", "heads", "inner", "is_post_norm")),
@@ -80,7 +80,7 @@ class Model(ctypes.Structure):
 
 
 def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-    """Return where the numbers of a tensor lie; a `ValueError` if they are not as `kernels.cpp` takes them."""
+    """Return the address of a tensor's numbers; a `ValueError` if `kernels.cpp` cannot take them."""
     is_dense = numbers.is_contiguous() and numbers.device.type == "cpu"
     if numbers.shape != shape or numbers.dtype != dtype or not is_dense:
         found = f"{tuple(numbers.shape)} of {numbers.dtype} on {numbers.device}" + " with gaps" * (not is_dense)
@@ -97,8 +97,8 @@ class Library(ctypes.CDLL):
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
-    With `is_int8` weights and inputs are multiplied in 8 bits: each output feature has its own scale, and each row. A
-    row's results never depend on the other rows.
+    With `is_int8`, weights and inputs are in 8 bits, with a scale for each output feature and each row. A row's
+    results never depend on the other rows.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):
@@ -119,7 +119,6 @@ class CompiledProduct:
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Multiply `(rows, in_features)` states."""
         states, rows = states.contiguous(), len(states)
         output = states.new_empty(rows, self.linear.out_features)
         places = ctypes.byref(self.linear), place_of(states, rows, self.linear.in_features), rows, output.data_ptr()
@@ -150,12 +149,12 @@ def packed_linear(
 
 
 def has_onednn() -> bool:
-    """Return whether torch can lay out weights for oneDNN here."""
+    """Return whether torch can pack weights for oneDNN here."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
 
 
 def kernel_name() -> str:
-    """Return what multiplies here, for reports."""
+    """Return the name of the library that multiplies, for reports."""
     if library() is not None:
         return "kernels.cpp"
     return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
@@ -163,7 +162,7 @@ def kernel_name() -> str:
 
 @functools.cache
 def library() -> Library | None:
-    """Return the compiled kernels, or `None`: with one warning where they cannot be compiled or loaded."""
+    """Return the compiled kernels, or `None`, with one warning if compiling or loading fails."""
     if processor_heed.registers() not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[processor_heed.registers()]
@@ -184,10 +183,10 @@ def library() -> Library | None:
 
 
 def _loaded(flags: list[str]) -> Library:
-    """Load the compiled kernels from the user's cache, or compile them where none there are whole and can run."""
+    """Load the compiled kernels from the user's cache, or compile them if no whole ones can run."""
     key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # XDG's specification: a relative path there is ignored.
+    # XDG ignores a relative path.
     folder = (cache if cache.is_absolute() else Path.home().absolute() / ".cache") / "heedful"
     name = f"kernels-{key.hexdigest()[:16]}.so"
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -196,22 +195,22 @@ def _loaded(flags: list[str]) -> Library:
         return _library_at(folder / name, flags)
     if folder.is_symlink():
         raise PermissionError(f"{folder} must be a folder, but is a link")
-    # Opened once, and no link: another user may put one in a cache of all, and change it between two looks.
+    # Opened once, and no link: in a shared cache another user could exchange it between two checks.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.getuid():
             raise PermissionError(f"{folder} must belong to the user who runs this, but is another's")
         os.fchmod(handle, 0o700)
-        opened = Path(f"/proc/{os.getpid()}/fd/{handle}")  # which a compiler can open, too
+        opened = Path(f"/proc/{os.getpid()}/fd/{handle}")  # a compiler can open it too
         return _library_at((opened if opened.is_dir() else folder) / name, flags)
     finally:
         os.close(handle)
 
 
 def _library_at(path: Path, flags: list[str]) -> Library:
-    """Load the compiled kernels at a path in a folder of the user's, or compile them there."""
-    # None that is a link or that others can change; none that is cut, which would end Python; and what a whole one
-    # needs may have gone since.
+    """Load the compiled kernels at a path in the user's folder, or compile them there."""
+    # No link, nothing that others can change, and nothing incomplete, which would end Python. A whole one may lack its
+    # libraries.
     with suppress(OSError):
         found = path.lstat()
         is_mine = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
@@ -222,19 +221,18 @@ def _library_at(path: Path, flags: list[str]) -> Library:
 
 
 def _compile(path: Path, flags: list[str]) -> None:
-    """Compile the kernels to a file with a checksum beside it, which both appear whole."""
     if (compiler := next(filter(None, map(shutil.which, COMPILERS)), None)) is None:
         raise FileNotFoundError(f"no C++ compiler ({', '.join(COMPILERS)}) was found")
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
         run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=120)  # seconds
-        # Without OpenMP, which not all compilers have, one thread computes.
+        # Without OpenMP, one thread computes.
         if run([*command, "-fopenmp"]).returncode:
             run(command, check=True)
         made.chmod(0o700)
         made.with_suffix(".sha256").write_text(checksum(made), encoding="utf-8")
         for file in (made, made.with_suffix(".sha256")):
             flush(file)
-            file.replace(path.with_name(file.name))  # at once, for another process may want it
+            file.replace(path.with_name(file.name))  # at once, for other processes
     flush(path.parent)

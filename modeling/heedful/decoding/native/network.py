@@ -1,13 +1,12 @@
-"""A Heed model's weights and its decoding step, laid out for the CPU: the readable reference of `kernels.cpp`.
+"""A Heed model's weights and its decoding step, packed for the CPU: the readable reference of `kernels.cpp`.
 
-`NativeNetwork` computes every model in torch; `CompiledNetwork` computes the same step of the paper's in one call.
+`NativeNetwork` computes each model in torch; `CompiledNetwork` computes a step of the paper's in one call. Three
+things make a step cheap:
 
-What makes a step cheap:
-
-- Query, key and value come from one matrix product, the source's keys and values of all layers from another.
-- The source's keys and values exist once per sentence, and all its hypotheses query them in one product.
-- Hypotheses never move. Each writes its newest key and value into a slot of its own, and knows the slots of its
-  ancestors. Beam search reorders those numbers and not the cache.
+- One matrix product gives query, key and value, another the source's keys and values of all layers.
+- Each sentence has its source's keys and values once, and all its hypotheses query them in one product.
+- Hypotheses never move. Each writes its newest key and value into its own slot, and knows its ancestors' slots. Beam
+  search reorders these numbers, not the cache.
 
 Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
 tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
@@ -30,15 +29,15 @@ from heedful.positions_heed import positions_of
 Groups = Sequence[Sequence[int]]  # sentences and length of each
 Mask = torch.Tensor | WindowedMask | None
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
-CHUNK = 64  # tokens: `best_tokens` sorts only the best chunks of a row
-FIRST_ROOM = 32  # target tokens that a cache has room for; doubled whenever it is full
+CHUNK = 64  # tokens; `best_tokens` sorts only the best chunks
+FIRST_ROOM = 32  # target tokens of a new cache; doubled whenever it is full
 
 
 class NativeNetwork:
     """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
 
-    Later changes of the model's weights do not change the copies. Between the products everything is float32; `int8`
-    needs `kernels.cpp`.
+    Later changes of the model do not change the copies. Between the products everything is float32; `int8` needs
+    `kernels.cpp`.
     """
 
     def __init__(self, model: heed.HeedForConditionalGeneration, precision: Precision = "float32"):
@@ -64,14 +63,14 @@ class NativeNetwork:
     def encode_groups(
         self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Groups, mask: Mask
     ) -> torch.Tensor:
-        """Encode tokens of one group after the other, each of (sentences, length): `(tokens, D)`."""
+        """Encode tokens of groups of (sentences, length): `(tokens, D)`."""
         states = self.embed_source(input_ids, positions).view(input_ids.numel(), -1)
         for layer in self.encoder_layers:
             states = layer(states, groups, mask, positions)
         return self.encoder_norm(states)
 
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Mask:
-        """Return what self-attention of `(N, S)` tokens adds to its scores, in windows if faster, or `None`."""
+        """Return the additive mask of self-attention of `(N, S)` tokens, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
         if radius is None:
             return _source_mask(attention_mask)
@@ -87,7 +86,7 @@ class NativeNetwork:
     ) -> "DecodingState":
         """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each.
 
-        Of the `(N, length)` prompts all is read but the newest tokens, with which the first step begins.
+        It reads the `(N, length)` prompts, except their newest tokens, with which the first step begins.
         """
         state = self.state(source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
@@ -95,7 +94,7 @@ class NativeNetwork:
         return state
 
     def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
-        """Return the cache of a search in which nothing was read yet."""
+        """Return the empty cache of a search."""
         return SourceState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
@@ -111,7 +110,7 @@ class NativeNetwork:
     def continuations(
         self, logits: torch.Tensor, scores: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the best continuations of hypotheses with `(N, K)` scores, as `best_tokens` does, of their logits."""
+        """Return the best continuations, as `best_tokens` does, of logits and `(N, K)` scores."""
         if count == 1:
             best, tokens = logits.max(-1, keepdim=True)
             return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
@@ -122,14 +121,14 @@ class DecodingState:
     """The cache of the target tokens of N sentences with K hypotheses each: R `rows`."""
 
     def __init__(self, layers: int, rows: int, beams: int, width: int):
-        self.rows, self.beams = rows, beams  # R at the beginning: later there are fewer
-        self.length = 0  # target tokens that were read
-        # (R, T): where the keys and values of a row's tokens lie. Those of later positions are the row's own.
+        self.rows, self.beams = rows, beams  # R at the beginning, later fewer
+        self.length = 0  # of the target tokens read
+        # (R, T): places of a row's keys and values; those of later positions are the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
         self.target = torch.empty(layers, 0, width)  # (layers, slots, width), `width` of keys and values together
 
     def make_room(self) -> None:
-        """Double the cache if it has no room for the next token's keys and values."""
+        """Double the cache if it has no room for the next token."""
         room = self.slots.shape[1]
         if self.length < room:
             return
@@ -153,7 +152,7 @@ class DecodingState:
 
 
 class SourceState(DecodingState):
-    """The cache with the keys and values of all sources, padding included."""
+    """The cache, with the keys and values of all sources, padding included."""
 
     def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
         first, layers = network.decoder_layers[0], len(network.decoder_layers)
@@ -165,13 +164,13 @@ class SourceState(DecodingState):
         self.radius = network.config.decoder_neighbourhood
 
     def extend(self, number: int, newest: torch.Tensor) -> torch.Tensor:
-        """Write the `(R, width)` newest keys and values of a layer, and return all that are seen, `(R, t, width)`."""
+        """Write the `(R, width)` newest keys and values of a layer, and return all visible ones, `(R, t, width)`."""
         self.target[number, self.slots[:, self.length]] = newest
         first = 0 if self.radius is None else max(0, self.length - self.radius)
         return self.target[number, self.slots[:, first : self.length + 1]]
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop them as `DecodingState.keep`, and their sources."""
+        """Drop sentences as `DecodingState.keep`, and their sources."""
         super().keep(sentences)
         self.source = [(key[sentences], value[sentences]) for key, value in self.source]
         self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
@@ -195,11 +194,11 @@ class _Embedding:
         return self.norm(states)
 
     def encoding(self, position: int) -> torch.Tensor | None:
-        """Return the `(D)` encoding of one position; `None` where there are none."""
+        """Return the `(D)` encoding of one position, if any."""
         return None if self.encode_positions is None else self._table(position + 1)[position]
 
     def _table(self, needed: int) -> torch.Tensor:
-        """Return the encodings of at least so many positions: to compute them takes longer than a small layer."""
+        """Return the encodings of `needed` positions or more: computing them takes longer than a small layer."""
         known = self.known_positions
         if known is None or len(known) < needed:
             encode = self.encode_positions
@@ -207,14 +206,14 @@ class _Embedding:
             if needed > number:
                 must = f"have at most {number} tokens (`max_position_embeddings` of learned positions)"
                 raise ValueError(f"A sequence must {must}, but it has {needed} instead.")
-            # The local name, because another thread may replace the attribute by a shorter table.
+            # A local name: another thread may assign a shorter table.
             assert encode is not None
             known = self.known_positions = encode(torch.arange(number)).float()
         return known
 
 
 class _Attention:
-    """The sizes and packed projections of one attention; the query's weights are multiplied by 1/√d_k."""
+    """The sizes and packed projections of one attention; the query's weights contain 1/√d_k."""
 
     def __init__(self, module: HeedAttention, precision: Precision, is_cross_attention: bool):
         self.d_k, self.d_v = module.d_k, module.d_v
@@ -265,10 +264,8 @@ class _Layer:
 
 
 class _EncoderLayer(_Layer):
-    """Self-attention and a feed-forward network, over the rows of all sentences."""
-
     def __call__(self, states: torch.Tensor, groups: Groups, mask: Mask, positions: torch.Tensor) -> torch.Tensor:
-        """Transform the `(tokens, D)` states of groups of (sentences, length); with more than one there is no mask."""
+        """Transform the `(tokens, D)` states of groups of (sentences, length); only one group has a mask."""
 
         def attend(states: torch.Tensor) -> torch.Tensor:
             attention, found = self.self_attn, []
@@ -331,7 +328,6 @@ def _kernel(
 
 
 def _norm(module: nn.Module | None) -> Product:
-    """Return a norm over the last dimension, where there is one."""
     if module is None or isinstance(module, nn.Identity):
         return lambda states: states
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
@@ -354,24 +350,23 @@ def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor 
 
 
 def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precision: Precision) -> Product:
-    """Return one matrix product in place of several with the same input."""
     weights, biases = zip(*projections, strict=True)
     return packed_linear(torch.cat(weights), None if biases[0] is None else torch.cat(biases), precision)
 
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Part `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
+    """Split `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
     key, value = (part.unflatten(2, (attention.heads, -1)) for part in states.split(attention.widths[-2:], dim=-1))
     return key.transpose(1, 2), value.transpose(1, 2)
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    """Return 0 where a score is allowed, and else a finite minimum, or a row that sees nothing would become NaN."""
+    """Return 0 where a score is allowed, else a finite minimum: a row that sees nothing must not be NaN."""
     return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
 
 
 def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(N, 1, 1, S)` from an `(N, S)` mask, or `None` where nothing is padding."""
+    """Return `(N, 1, 1, S)` from an `(N, S)` mask, or `None` without padding."""
     if attention_mask is None or bool(attention_mask.all()):
         return None
     return _additive(attention_mask.bool())[:, None, None]
@@ -383,7 +378,7 @@ def best_tokens(
     """Return the most likely continuations of each sentence's hypotheses, best first: scores, hypotheses and tokens.
 
     Each is `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)` log-probabilities of the next
-    token and `(N, K)` scores. To sort all is slow: the C best lie in the C chunks with the highest maxima.
+    token and `(N, K)` scores. Sorting all is slow: the C best lie in the C chunks with the highest maxima.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK

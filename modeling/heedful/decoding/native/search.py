@@ -1,6 +1,6 @@
 """Greedy and beam search over a `NativeNetwork`, with the tokens of `generate()`.
 
-Letters in shape comments: N sentences still open, K hypotheses of each, V target tokens, C candidates.
+Letters in shape comments: N open sentences, K hypotheses of each, V target tokens, C candidates.
 """
 
 import torch
@@ -14,14 +14,14 @@ from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
 from heedful.decoding.strategies.steps import OnRows
 from heedful.generation_heed import FiniteLogits, check_logits
 
-# The share of finished sentences at which they leave the batch, for which what a state knows of the others is copied.
+# The share of finished sentences at which they leave the batch: leaving copies the state of the others.
 LEAVING_SHARE = 1 / 8
-# The logits processors of transformers that treat the rows of a batch by their number.
+# transformers' logits processors that depend on a row's number.
 ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor
 
 
 class SearchSettings:
-    """The settings of one search, read from a generation config and its logits processors."""
+    """The settings of one search, from a generation config and its logits processors."""
 
     def __init__(self, config: GenerationConfig, processor: LogitsProcessorList, prompt_length: int):
         self.config = config
@@ -31,20 +31,20 @@ class SearchSettings:
         self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
         self.max_new_tokens: int = config.max_length - prompt_length
         ends, fill = end_tokens(config), filler(config)
-        # As in transformers' beam search, which takes the id 0 for "no padding token".
+        # transformers' beam search takes the id 0 for no padding token.
         self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
-        # Processors that are not of transformers may do so too: finished sentences stay in the batch then.
+        # Other libraries' processors may do so too: then finished sentences stay.
         self.keeps_rows = any(
             type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in others
         )
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return which tokens end a sentence, in the tokens' shape; for a few ends faster than `torch.isin`."""
+        """Return which tokens end a sentence, in the tokens' shape, faster than `torch.isin`."""
         return tokens == self.ends if len(self.ends) == 1 else (tokens[..., None] == self.ends).any(-1)
 
     def is_worth_leaving(self, finished: int, count: int) -> bool:
-        """Return whether enough of `count` sentences have finished to take them out of the batch."""
+        """Return whether enough of `count` sentences have finished to leave the batch."""
         return finished >= (count if self.keeps_rows else max(1, LEAVING_SHARE * count))
 
 
@@ -53,8 +53,8 @@ def greedy_search(
 ) -> Result:
     """Take the most likely token at each step, from `(N, length)` prompts on.
 
-    Returns `(N, length)` tokens with the prompt, and if a dictionary is asked for `(N)` scores: the log-probability of
-    the generated tokens in nats, divided by their number to the power of the length penalty.
+    Returns `(N, length)` tokens with the prompt, and `(N)` scores if a dictionary is asked for: the log-probability in
+    nats divided by the length penalty.
     """
     count, start = prompt.shape
     room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
@@ -123,11 +123,10 @@ def beam_search(
 
 
 def _step(network: NativeNetwork, state: DecodingState, beam: Beam, settings: SearchSettings) -> None:
-    """Choose the next tokens of every open sentence."""
     logits = network.step(beam.running.tokens[:, :, -1].flatten(), state)  # (N·K, V)
     if not beam.running.parents.shape[-1]:
         check_logits(logits, torch.float32)
-    # So many that K hypotheses go on even if each of the others ends, with each end token.
+    # K hypotheses go on even if each of the others ends, with each end token.
     count = max(2, 1 + len(settings.ends)) * settings.beams
     if settings.processor is None:
         scores, parents, tokens = network.continuations(logits, beam.running.scores, count)  # (N, C)

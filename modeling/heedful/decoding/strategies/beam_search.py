@@ -1,7 +1,7 @@
-"""One beam search for `generate(custom_generate=BeamSearch(…))`, whose parts can be combined.
+"""One beam search for `generate(custom_generate=BeamSearch(…))`, whose options can be combined.
 
-Without options it gives the tokens and scores of transformers' own. Options: words that must occur, several models,
-GNMT's length and coverage penalties, and a length limit relative to the source.
+Without options it gives the tokens and scores of transformers. Options: forced words, several models, GNMT's length
+and coverage penalties, and a length limit relative to the source.
 
 Letters in shape comments: B sentences, K hypotheses and M candidates of each, V target tokens, S source and L target
 length.
@@ -26,7 +26,7 @@ from heedful.generation_heed import check_logits
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name
 
-# Settings of the strategy that generate()'s config may have in its place.
+# Settings that generate()'s config may have instead.
 SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")
 
 
@@ -34,35 +34,35 @@ SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")
 class BeamSearch:
     """Beam search as a callable for `model.generate(…, custom_generate=BeamSearch(…))`.
 
-    `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors and stopping
-    criteria are generate()'s own and mean what they mean there; with `num_beams=1` a search ends with its first
-    hypothesis, as greedy search does. Processors see log-probabilities, as in transformers' beam search.
-    `output_scores`, `output_attentions` (of the first model) and so on add to the result what they say.
+    `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors, stopping
+    criteria and `output_…` are those of `generate()`; with `num_beams=1` a search ends with its first hypothesis, as
+    greedy search does. Processors see log-probabilities, as in transformers' beam search. `output_attentions` are the
+    first model's.
 
-    transformers hands no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, with other
-    models do not give them.
+    transformers passes no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, other models
+    ignore them.
 
     Args:
-        force_words_ids: Words that every output contains: for each a list of token ids, or a list of such lists of
-            which one must occur (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
-        sentence_force_words_ids: The same for each sentence of the batch by itself, in place of `force_words_ids`;
-            an empty list where nothing is forced.
-        length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt`
-            by ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is
-            generate()'s `length_penalty`. `None` takes the generation config's form, `power` where it has none.
-        coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses that leave source tokens unattended are
-            ranked lower. The weights are the last layer's, averaged over heads (and models).
-        tokens_beyond_source: Longest output, in tokens more than the sentence's own source has; 50 in *Attention Is
-            All You Need* (section 6.1). `max_length` or `max_new_tokens` hold too: the smaller one counts. `None`
-            takes the generation config's, no limit where it has none.
-        models: Further models that choose each token together with the one that generates (an ensemble). They must
-            share its vocabulary.
-        weights: Of the model that generates and of each of `models`, positive; brought to sum 1. `None` is equal.
+        force_words_ids: Words that each output contains: for each a list of token ids, or a list of alternatives
+            (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
+        sentence_force_words_ids: The same for each sentence of the batch, instead of `force_words_ids`; an empty list
+            forces nothing.
+        length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt` by
+            ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is generate()'s
+            `length_penalty`. `None` takes the generation config's form, else `power`.
+        coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses without attention to some source tokens rank
+            lower. The weights are the last layer's, averaged over heads (and models).
+        tokens_beyond_source: Longest output, in tokens more than the sentence's own source; 50 in *Attention Is All
+            You Need* (section 6.1). `max_length` or `max_new_tokens` hold too. `None` takes the generation config's,
+            if any.
+        models: Further models that choose each token together with the generating one (an ensemble). They must share
+            its vocabulary.
+        weights: Positive weights of the generating model and of `models`; brought to sum 1. `None` is equal.
         averaging: Whether `probabilities` or `log_probabilities` of the models are averaged.
 
     Raises:
-        ValueError: If, when it is called, a setting is out of range or cannot be combined with another, constraints
-            do not fit into the length or cannot be met, or no token may follow a hypothesis.
+        ValueError: If, at a call, a setting is out of range or excludes another, constraints do not fit into the
+            length or cannot be met, or no token may follow a hypothesis.
     """
 
     force_words_ids: Sequence[Words] | None = None
@@ -84,7 +84,7 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> torch.Tensor | ModelOutput:
-        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of every strategy.
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of each strategy.
 
         `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
         Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
@@ -104,7 +104,6 @@ class BeamSearch:
 
 
 def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
-    """Raise a `ValueError` if a setting is out of range, or two cannot be combined."""
     beams, returned = config.num_beams or 1, config.num_return_sequences or 1
     steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
     steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
@@ -128,8 +127,6 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
 
 
 class _Ensemble:
-    """The model or models that say how likely each next token is."""
-
     def __init__(
         self, strategy: BeamSearch, prompts: torch.Tensor, first: steps.ModelSteps, source: torch.Tensor | None
     ):
@@ -151,7 +148,7 @@ class _Ensemble:
             each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
 
     def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, ModelOutput]:
-        """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention where needed, and the first model's output."""
+        """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention if needed, and the first model's output."""
         outputs, device = [member.next(tokens) for member in self.members], tokens.device
         each = [output["logits"][:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
         log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.weights, self.averaging)
@@ -163,8 +160,6 @@ class _Ensemble:
 
 
 class _Search:
-    """The state of one beam search and its step."""
-
     def __init__(
         self, strategy: BeamSearch, config: GenerationConfig, ensemble: _Ensemble, processor: OnRows, criteria: OnRows
     ):
@@ -205,7 +200,6 @@ class _Search:
         return words
 
     def step(self) -> None:
-        """Choose the next token of each hypothesis, and go on with the best."""
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
         log_probabilities, attention, outputs = self.ensemble.next(tokens)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
@@ -220,7 +214,6 @@ class _Search:
                 member.reorder(self.beam.running.parents[..., -1].flatten())
 
     def _advance(self, totals: torch.Tensor) -> None:
-        """Choose candidates by the log-probabilities of hypotheses with one more token, and go on with the best."""
         scores, places, tokens, progress = self._candidates(totals)  # (B, M)
         first = torch.arange(self.batch, device=tokens.device)[:, None] * self.beams
         candidates = self.beam.running.extended(places, tokens, scores)
@@ -241,10 +234,8 @@ class _Search:
     def _candidates(
         self, totals: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[Progress]] | None]:
-        """Return score, hypothesis and token of M candidates, best first, and their progress with forced words.
-
-        They are so many that K go on even if each of the others ends, with each end token.
-        """
+        """Return score, hypothesis and token of M candidates, best first, and their progress with forced words."""
+        # K go on even if each of the others ends, with each end token.
         count, vocabulary = max(2, 1 + len(self.ends)) * self.beams, totals.shape[-1]
         running, flat = self.beam.running, totals.flatten(1)
         if self.words is None or running.progress is None:
@@ -255,7 +246,7 @@ class _Search:
             words.order(scores, progress, count, self.ends, left)
             for words, scores, progress, left in zip(self.words, totals, running.progress, room, strict=True)
         ]
-        # At least K, so that K always go on, even if some of them are empty candidates, which are never chosen.
+        # At least K always go on; empty candidates are never chosen.
         longest = max(self.beams, *map(len, rows))
         filled = [row + [(0, 0, Progress())] * (longest - len(row)) for row in rows]
         best = torch.tensor([[place * vocabulary + token for place, token, _ in row] for row in filled])
@@ -265,7 +256,6 @@ class _Search:
         return scores, best // vocabulary, best % vocabulary, [[progress for _, _, progress in row] for row in filled]
 
     def result(self, encoded: ModelOutput) -> torch.Tensor | ModelOutput:
-        """Return the best hypotheses, as generate() does."""
         best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
         check_logits(best.scores, self.ensemble.members[0].model.dtype)
         check_found(best.scores, None if self.words is None else self.limits)

@@ -1,4 +1,4 @@
-"""What every beam search keeps: the hypotheses that go on, the best finished ones, and which sentences are done.
+"""The state of a beam search: running hypotheses, the best finished ones, and finished sentences.
 
 Letters in shape comments: N sentences, K hypotheses of each, M candidates, S source length, L target length.
 """
@@ -16,7 +16,7 @@ NEVER = float("-inf")
 
 
 def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 where all was attended to.
+    """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 with attention to all tokens.
 
     `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
     """
@@ -29,7 +29,7 @@ class Hypotheses:
     """Some hypotheses of each sentence, best first."""
 
     tokens: torch.Tensor  # (N, K, L)
-    parents: torch.Tensor  # (N, K, generated): the row that each token was chosen from, -1 after the end
+    parents: torch.Tensor  # (N, K, generated): the row of each token's hypothesis, -1 after the end
     scores: torch.Tensor  # (N, K): log-probabilities of running hypotheses, final scores of finished ones
     coverage: torch.Tensor | None = None  # (N, K, S)
     progress: list[list[Progress]] | None = None  # (N, K)
@@ -44,7 +44,7 @@ class Hypotheses:
         return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
 
     def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> "Hypotheses":
-        """Return the hypotheses at `(N, M)` places with a token more and new scores."""
+        """Return the hypotheses at `(N, M)` places with one more token and new scores."""
         longer = self.pick(places)
         longer.scores = scores
         longer.tokens = torch.cat([longer.tokens, tokens[..., None]], -1)
@@ -62,7 +62,7 @@ def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) -> Hypotheses:
-    """Return the best of finished hypotheses and of longer ones, with `fill` behind the ends of the shorter."""
+    """Return the best of finished hypotheses and of longer ones, with `fill` after the shorter ones' ends."""
     room = 0, ending.parents.shape[-1] - finished.parents.shape[-1]
     merged = Hypotheses(
         torch.cat([F.pad(finished.tokens, room, value=fill), ending.tokens], 1),
@@ -73,23 +73,23 @@ def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) ->
 
 
 class Beam:
-    """The K hypotheses of each sentence that go on, and the K best finished ones, by the rules of transformers.
+    """The K running and the K best finished hypotheses of each sentence, by the rules of transformers.
 
-    A sentence is done when none of its hypotheses goes on, or when K have finished and no better one can come:
-    `early_stopping` of the generation config says what counts as that. With K = 1 it is done with its first.
+    A sentence is done when no hypothesis goes on, or when K have finished and none can beat them, by `early_stopping`
+    of the generation config. With K = 1 it is done with its first.
     """
 
     def __init__(
         self, config: GenerationConfig, prompts: torch.Tensor, limits: Numbers, fill: int, form: LengthPenaltyForm
     ):
-        """Begin with `(N, K, L)` prompts, of which at most `limits` tokens, `(N)` or one for all, follow."""
+        """Begin with `(N, K, L)` prompts; at most `limits` tokens follow, `(N)` or one for all."""
         self.config, self.limits, self.fill, self.form = config, limits, fill, form
         self.size = prompts.shape[1]  # K
         parents = prompts.new_zeros((*prompts.shape[:2], 0))
         scores = torch.full(prompts.shape[:2], NEVER, device=prompts.device)
         self.finished = Hypotheses(prompts, parents, scores)
         self.running = Hypotheses(prompts, parents, scores.clone())
-        self.running.scores[:, 0] = 0.0  # otherwise all hypotheses of the first step would be alike
+        self.running.scores[:, 0] = 0.0  # else all hypotheses of the first step would be equal
         self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
 
     def advance(
@@ -97,7 +97,7 @@ class Beam:
     ) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
-        Of `(N, M)` those that are not `is_complete` are not stored; `bonus` adds to the normalised log-probability.
+        Only `is_complete` ones of `(N, M)` are stored; `bonus` adds to the normalised log-probability.
         """
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):
@@ -112,7 +112,6 @@ class Beam:
         self._stop()
 
     def _stop(self) -> None:
-        """Mark the sentences whose stored hypotheses cannot get better."""
         best, worst = self.running.scores.amax(1), self.finished.scores.amin(1)  # (N)
         is_over, full = best == NEVER, worst > NEVER
         if not bool((is_over | full).any()):
@@ -134,9 +133,9 @@ class Beam:
 
 
 def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
-    """Raise a `ValueError` if one of the `(N, returned)` hypotheses asked for was not found, whose score is -inf.
+    """Raise a `ValueError` if one of the `(N, returned)` hypotheses is missing, with a score of -inf.
 
-    With words that must occur, `limits` are the `(N)` longest outputs.
+    With forced words, `limits` are the `(N)` longest outputs.
     """
     for number in scores.isneginf().any(1).nonzero().flatten().tolist():
         must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"

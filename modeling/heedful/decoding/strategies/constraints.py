@@ -1,4 +1,4 @@
-"""Words that a translation must contain: what is still missing, and how a beam is shared out among hypotheses.
+"""Forced words of a translation: which are missing, and the shares of hypotheses in a beam.
 
 Lexically constrained decoding (Hokamp and Liu, 2017) with dynamic beam allocation (Post and Vilar, 2018).
 """
@@ -12,21 +12,18 @@ from heedful.messages_heed import wrong
 
 Phrase = tuple[int, ...]
 Constraint = tuple[Phrase, ...]
-Words = Sequence[int] | Sequence[Sequence[int]]  # a constraint as users give it: a phrase, or several
+Words = Sequence[int] | Sequence[Sequence[int]]  # a constraint of users: a phrase, or several
 
 
 class Progress(NamedTuple):
-    """How far a hypothesis is."""
+    """The progress of a hypothesis."""
 
-    met: frozenset[int] = frozenset()  # the numbers of the constraints that it meets
+    met: frozenset[int] = frozenset()  # numbers of constraints
     recent: Phrase = ()  # its newest tokens
 
 
 class ForcedWords:
-    """The constraints of one sentence, of a few phrases each: one must occur among the generated tokens, contiguous.
-
-    Phrases may overlap.
-    """
+    """The constraints of one sentence: of each, one phrase must occur, contiguous; phrases may overlap."""
 
     def __init__(self, constraints: tuple[Constraint, ...]):
         self.constraints = constraints
@@ -44,10 +41,10 @@ class ForcedWords:
         return Progress(progress.met.union(met), recent)
 
     def remaining(self, progress: Progress) -> int:
-        """Return how many tokens are needed at most to meet what is unmet, 0 where all is met.
+        """Return how many tokens are needed at most to meet all constraints.
 
-        One phrase at a time can go on from the newest tokens; all others start anew. So there always is a token that
-        makes it one less.
+        One phrase can go on from the newest tokens; all others start anew. So some token always lowers the number by
+        one.
         """
         unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
         gains = [
@@ -59,7 +56,7 @@ class ForcedWords:
         return sum(self._shortest[number] for number in unmet) - max(gains, default=0)
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that begin or go on with a phrase of an unmet constraint."""
+        """Return the tokens that begin or continue a phrase of an unmet constraint."""
         return {
             phrase[begun]
             for number, phrases in enumerate(self.constraints)
@@ -71,14 +68,13 @@ class ForcedWords:
     def order(
         self, scores: torch.Tensor, progress: Sequence[Progress], count: int, ends: Sequence[int], room: int
     ) -> list[tuple[int, int, Progress]]:
-        """Order hypothesis, token and progress of one sentence's candidates so that the fullest banks come first.
+        """Order one sentence's candidates, hypothesis, token and progress, so that the fullest banks come first.
 
-        From `(K, V)` accumulated log-probabilities, -inf where nothing may follow, the candidates are the `count` best
-        of all, every hypothesis' best, and every token that `next_tokens` names, but for those that lack more tokens
-        than there is `room` for, or end although some are missing. Those with equally many tokens missing form a bank.
-        The banks take turns, the one with the fewest missing first, each with its best candidate left. Post and Vilar
-        (2018) allocate in equal shares and hand unused slots on, which is the same: the fullest bank always has a
-        slot, so that every constraint is met in the end.
+        From `(K, V)` accumulated log-probabilities, -inf for forbidden tokens, the candidates are the `count` best,
+        each hypothesis' best, and all `next_tokens`; those left out lack more tokens than there is `room` for, or end
+        too early. Candidates with equally many missing tokens form a bank. The banks take turns, from the fewest
+        missing tokens, each with its best candidate. This equals Post and Vilar's (2018) equal shares with unused
+        slots handed on: the fullest bank always has a slot, so each constraint is met in the end.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())
@@ -102,13 +98,13 @@ class ForcedWords:
 
 
 def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
-    """Return how many tokens of a phrase may be at the end already, always with 0 among them."""
+    """Return the numbers of a phrase's tokens that may be at the end already, with 0."""
     most = min(len(phrase) - 1, len(recent))
     return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
 
 
 def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
-    """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError` that names them."""
+    """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError`."""
     if not _is_list(given):
         raise wrong(name, "be a list of constraints", repr(given))
     constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))

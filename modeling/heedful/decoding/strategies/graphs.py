@@ -1,4 +1,4 @@
-"""`generate()` on a GPU with its step in CUDA graphs, where that changes no token and from when on it pays."""
+"""`generate()` on a GPU with CUDA graphs, where they change no token and pay."""
 
 import copy
 import logging
@@ -19,18 +19,18 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel
 
 logger = logging.getLogger(__name__)
-# On an H200 it took 9 to 13 s to compile a step of the base model, which then took 2 to 3 ms less: so many plain steps
-# later, the time that graphs would have saved has paid for compiling once.
+# On an H200, compiling a step of the base model took 9 to 13 s and saved 2 to 3 ms a step: the savings of this many
+# steps pay for compiling.
 STEPS_THAT_PAY = 5_000
-MOST_POSITIONS = 2**17  # of a static cache, before it is padded: in the base model and bfloat16 they take 1.6 GB
+MOST_POSITIONS = 2**17  # of a static cache before padding: 1.6 GB in the base model and bfloat16
 OWN_CHOICES = ("cache_implementation", "compile_config", "disable_compile", "prefill_chunk_size")
 COMPILING = CompileConfig(mode="reduce-overhead", fullgraph=True, dynamic=True)
-# The plain steps that each model has taken, and less than any number where graphs have failed.
+# Each model's plain steps; minus infinity after a failure of graphs.
 _STEPS: "WeakKeyDictionary[Seq2SeqModel, float]" = WeakKeyDictionary()
 
 
 def may_use_graphs(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> bool:
-    """Return whether graphs find the tokens of `generate()`: of a Heed Transformer as it was made, that draws none."""
+    """Return whether graphs find the tokens of `generate()`: of an unchanged Heed Transformer, without sampling."""
     known = {*BEAM_SETTINGS, *GREEDY_SETTINGS, "forced_bos_token_id", "forced_eos_token_id"}  # of each row alone
     sentences, longest = inputs["input_ids"].shape
     steps = settings.max_new_tokens or settings.max_length
@@ -43,20 +43,20 @@ def may_use_graphs(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConf
         and sentences * (settings.num_beams * steps + longest) <= MOST_POSITIONS
         and is_eager()
         and runs_known_code(model)
-        # Neither quantized nor spread over processes, devices or the disk.
+        # Not quantized, and on one device.
         and all(type(weight) is torch.nn.Parameter and weight.device == model.device for weight in model.parameters())
     )
 
 
 def generate(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> torch.Tensor:
-    """Return the tokens of `generate()` for a batch that may use graphs: by them once they pay, and plainly before."""
+    """Return the tokens of `generate()` for a batch that may use graphs: by graphs once they pay."""
     taken, failure = _STEPS.get(model, 0.0), None
     if taken >= STEPS_THAT_PAY:
         try:
             return _generate_by_graphs(model, inputs, settings)
-        except Exception as error:  # whatever a compiler, a driver or a full memory raises
+        except Exception as error:  # of a compiler, a driver or a full memory
             failure = first_line(error)
-    # Which raises what is wrong with the call itself.
+    # A mistake in the call raises here.
     sequences: torch.Tensor = model.generate(**inputs, generation_config=settings)
     _STEPS[model] = taken + sequences.shape[1] if failure is None else -math.inf
     if failure is not None:
@@ -67,16 +67,16 @@ def generate(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) ->
 
 
 def _generate_by_graphs(model: Seq2SeqModel, inputs: Inputs, settings: GenerationConfig) -> torch.Tensor:
-    """Pad the batch to one of few shapes, with rows that are repeated and so end when the rows themselves do."""
+    """Pad the batch to one of a few shapes, with repeated rows, which end when the rows themselves do."""
     sentences, longest = inputs["input_ids"].shape
     rows = max(2, 1 << (sentences - 1).bit_length())
-    # Torch compiles once for all sizes above 1, but takes equal ones for one: no length is a power of two above 8.
+    # Torch compiles once for all sizes above 1, but unites equal ones: no length is a power of two above 8.
     length = math.ceil((longest - 8) / 32) * 32 + 8
     behind, repeated = min(length, position_limit(model.config) or length) - longest, torch.arange(rows) % sentences
     fill = {"input_ids": model.config.pad_token_id, "attention_mask": 0}
     padded = {name: F.pad(inputs[name][repeated], (0, behind), value=value) for name, value in fill.items()}
     own = copy.copy(settings)
     own.cache_implementation, own.compile_config = "static", COMPILING
-    # Of a copy: on the model `generate()` would leave a closure, with which it could be neither copied nor pickled.
+    # Of a copy: `generate()` leaves a closure on the model, which could then not be copied or pickled.
     sequences: torch.Tensor = copy.copy(model).generate(**padded, generation_config=own)
     return sequences[: sentences * settings.num_return_sequences]

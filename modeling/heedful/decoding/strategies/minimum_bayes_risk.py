@@ -22,35 +22,34 @@ Utility = Callable[[str, str], float]
 
 @dataclass
 class MinimumBayesRiskOutput(ModelOutput):
-    """What `generate(return_dict_in_generate=True)` returns with `MinimumBayesRisk`."""
+    """The output of `generate(return_dict_in_generate=True)` with `MinimumBayesRisk`."""
 
     sequences: torch.Tensor | None = None  # (B * keep, L), the best of a sentence first
     sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
     candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
     utilities: torch.Tensor | None = None  # (B, N) expected utility of every candidate
-    candidates: torch.Tensor | ModelOutput | None = None  # what the candidates' strategy returned, with its scores
+    candidates: torch.Tensor | ModelOutput | None = None  # of the candidates' strategy
 
 
 @dataclass(frozen=True, eq=False)
 class MinimumBayesRisk:
     """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
 
-    The candidates are what `generate()` would return by its other settings: N samples with `do_sample=True,
+    The candidates are the results of `generate()` by its other settings: N samples with `do_sample=True,
     num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those of another
-    strategy. Each is compared to all of them, itself included, as if they were references, as often as they occur;
-    the one with the highest mean utility is returned.
+    strategy. All of them, each as often as it occurs, are references for each; the highest mean utility wins.
 
     Args:
         tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
-        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own
-            sampling or beam search.
-        utility: What a hypothesis is worth if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from
-            0 to 100), as Eikema and Aziz (2022) use.
-        keep: Number of sequences returned for each sentence, best first, of different texts as long as there are.
+        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own sampling
+            or beam search.
+        utility: The value of a hypothesis if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from 0
+            to 100), as in Eikema and Aziz (2022).
+        keep: Number of sequences for each sentence, best first, with different texts as long as possible.
 
     Raises:
-        ValueError: If, when it is called, there are fewer than two candidates for a sentence or fewer than `keep`, or
-            a setting would not be read.
+        ValueError: If, at a call, a sentence has fewer than two candidates or fewer than `keep`, or a setting would
+            not be read.
     """
 
     tokenizer: TokenizerPair | PreTrainedTokenizerBase = field(repr=False)
@@ -69,7 +68,7 @@ class MinimumBayesRisk:
         """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
-        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # another strategy may read them
+        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # other strategies may read them
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
@@ -89,7 +88,7 @@ class MinimumBayesRisk:
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
         places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
         best = sequences[places.to(sequences.device)]
-        # Without columns at the end in which nothing but padding is left.
+        # Without columns of padding alone at the end.
         used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
         best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
         if not generation_config.return_dict_in_generate:
@@ -108,7 +107,7 @@ class MinimumBayesRisk:
 
 
 def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
-    """Return the mean utility of each text with every text, itself included, as the reference."""
+    """Return the mean utility of each text with all texts, itself included, as references."""
     remembered = lru_cache(maxsize=None)(utility)  # samples repeat
     return [sum(remembered(text, reference) for reference in texts) / len(texts) for text in texts]
 

@@ -1,4 +1,4 @@
-"""Sampling in which every sentence has its own random numbers, whatever else is in the batch."""
+"""Sampling with random numbers of each sentence, independent of its batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from heedful.files import check_at_least
 
 @dataclass(frozen=True)
 class SeededSampling:
-    """Draws translations from the model's distribution, the same for a sentence in every batch.
+    """Draws translations from the model's distribution, the same for a sentence in each batch.
 
-    `generate()` draws for a whole batch at once. Here the n-th sentence has its own numbers, of `seed` and n: to each
-    logit noise of Gumbel's distribution is added, and the largest sum is a draw from the softmax. A setting out of
-    range is a `ValueError`.
+    `generate()` draws for a whole batch at once. Here the n-th sentence has its own numbers, from `seed` and n: each
+    logit gets noise of Gumbel's distribution, and the largest sum is a draw from the softmax. A setting out of range
+    is a `ValueError`.
     """
 
     seed: int = 1
-    temperature: float = 1.0  # divides the logits; the lower, the more the likely tokens are preferred
-    top_k: int | None = None  # how many of the most likely tokens are drawn from; None is all
+    temperature: float = 1.0  # divides the logits; a lower one prefers likely tokens
+    top_k: int | None = None  # draws from this many likely tokens; None is all
 
     def __post_init__(self) -> None:
         check_at_least(0, seed=self.seed)
@@ -30,7 +30,7 @@ class SeededSampling:
             raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
 
     def prepare(self, config: GenerationConfig, split: bool) -> None:
-        """Let a search draw translations: greedy search takes the largest of the noisy logits."""
+        """Let greedy search draw translations: it takes the largest of the noisy logits."""
         if split or config.num_beams > 1 or config.num_return_sequences > 1:
             must = "one beam, one translation of each line and no `split`"
             given = f"{config.num_beams}, {config.num_return_sequences} and {split}"
@@ -38,7 +38,7 @@ class SeededSampling:
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
-        """Return what makes greedy search draw, for a batch of the sentences with these numbers."""
+        """Return the noise for a batch of the sentences with these numbers."""
         return LogitsProcessorList([_GumbelNoise(self, numbers)])
 
 

@@ -1,4 +1,4 @@
-"""One model, or several, asked for the next token step by step, with their caches.
+"""The next token of one model or several, step by step, with their caches.
 
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
@@ -24,7 +24,7 @@ OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, 
 def check_request(
     strategy: str, model: Seq2SeqModel, config: GenerationConfig, model_kwargs: Arguments, unread: Sequence[str] = ()
 ) -> None:
-    """Raise a `ValueError` if the model has no encoder, the cache holds tokens, or a setting that is set is unread."""
+    """Raise a `ValueError` for a decoder-only model, a filled cache, or a setting that the strategy does not read."""
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
     for name, value in asked_of(config, (*OTHER_MODES, *unread)).items():
@@ -35,13 +35,13 @@ def check_request(
 
 
 def require(is_right: bool, field: str, must: str, value: object, verb: str = "is") -> None:
-    """Raise a `ValueError` that names a setting, what it must be and what it is, unless it is right."""
+    """Raise a `ValueError` unless a setting is right."""
     if not is_right:
         raise wrong(field, must, value, verb=verb)
 
 
 def single_source_of(strategy: object, config: GenerationConfig, name: str) -> Any:
-    """Return a setting of a strategy or, where that is `None`, of generate()'s config; they must not differ."""
+    """Return a strategy's setting, else that of generate()'s config; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
     if own is not None and given not in (None, own):
         where = type(strategy).__name__
@@ -50,14 +50,14 @@ def single_source_of(strategy: object, config: GenerationConfig, name: str) -> A
 
 
 class ModelSteps:
-    """A model with what its decoder gets at each step, as `generate()` prepares it, expanded to `(B * K, …)`."""
+    """A model with its decoder's arguments, as `generate()` prepares them, expanded to `(B * K, …)`."""
 
     def __init__(self, model: Seq2SeqModel, model_kwargs: Arguments, rows_per_sentence: int):
         self.model, self.model_kwargs = model, dict(share_sources(model, dict(model_kwargs), rows_per_sentence))
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> ModelOutput:
-        """Run the decoder on those of `(B * K, L)` tokens that it has not seen yet, and return the model's output."""
+        """Run the decoder on the new ones of `(B * K, L)` tokens, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
         given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
         inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
@@ -66,19 +66,19 @@ class ModelSteps:
         if cache_of(outputs) is not None:
             self.model_kwargs |= by_name(cache_of(outputs))
         mask = self.model_kwargs.get("decoder_attention_mask")
-        if mask is not None:  # of the token that is going to be found
+        if mask is not None:  # of the next token
             self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         return outputs
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let each of the B * K rows go on from the cache of another row of its sentence, with the same source."""
+        """Let each of the B * K rows go on from the cache of another row of its sentence."""
         cache = self.model_kwargs.get(CACHE)
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
 
 
 class Records:
-    """What `generate()` is asked to return of each step besides the tokens, by the settings `output_…`."""
+    """The records of each step that `generate()` returns by the settings `output_…`."""
 
     def __init__(self, config: GenerationConfig):
         wanted = {
@@ -95,7 +95,7 @@ class Records:
         return tuple(self.steps.get("scores", ())) or None
 
     def add(self, scores: torch.Tensor, outputs: ModelOutput) -> None:
-        """Record a step: its `(rows, V)` processed scores, and what is wanted of the model's output."""
+        """Record a step: its `(rows, V)` processed scores, and parts of the model's output."""
         for name, values in self.steps.items():
             if name == "scores":
                 values.append(scores.clone())
@@ -119,7 +119,7 @@ def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
 
 
 def check_members(model: Seq2SeqModel, members: Sequence[Seq2SeqModel]) -> None:
-    """Raise a `ValueError` that names the first of some models that cannot choose tokens together with another."""
+    """Raise a `ValueError` for a model that cannot choose tokens together with the first."""
     for number, member in enumerate(members):
         name, kind = f"models[{number}]", type(member).__name__
         require(hasattr(member, "prepare_inputs_for_generation"), name, "be a model that is loaded", repr(member))
@@ -157,7 +157,7 @@ def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, 
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
-    """Average the `(rows, V)` log-probabilities that several models give the next token, by weights with sum 1.
+    """Average the `(rows, V)` log-probabilities of several models by weights with sum 1.
 
     The mean of `probabilities` is their mixture, that of `log_probabilities` their geometric mean, not normalized.
     """
@@ -169,7 +169,7 @@ def average(log_probabilities: list[torch.Tensor], weights: list[float], averagi
 
 
 def source_attention(outputs: ModelOutput) -> torch.Tensor:
-    """Return how much the newest token attended to each source token: mean of the last layer's heads, `(rows, S)`."""
+    """Return the newest token's attention to each source token: mean of the last layer's heads, `(rows, S)`."""
     layers = outputs.get("cross_attentions")
     if not layers or layers[-1] is None:
         must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"

@@ -167,6 +167,7 @@ class PreparedEncoder:
         return itemgetter(0), ((self._encoder,),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Encode by the packed weights, or else by the modules."""
         given = dict(zip(ENCODER_ARGUMENTS, args, strict=False)) | kwargs
         config = self._encoder.config
         is_other = config.output_hidden_states or config.output_attentions or not config.return_dict

@@ -119,6 +119,7 @@ class CompiledProduct:
         self.linear = Linear(*(None if each is None else each.data_ptr() for each in self._kept), inputs, features)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        """Multiply `(rows, in_features)` states."""
         states, rows = states.contiguous(), len(states)
         output = states.new_empty(rows, self.linear.out_features)
         places = ctypes.byref(self.linear), place_of(states, rows, self.linear.in_features), rows, output.data_ptr()

@@ -50,14 +50,6 @@ def test_a_field_by_its_other_name_and_an_assigned_one_are_checked_as_well(tmp_p
     assert_refused(cases, lambda changes: HeedRNNConfig(**changes), error)
 
 
-def test_the_defaults_are_bahdanaus_model_in_luongs_order():
-    config = HeedRNNConfig()
-    assert (config.cell, config.attention, config.bidirectional) == ("gru", "additive", True)
-    assert (config.input_feeding, config.bridge, config.reverse_source) == (True, "linear", False)
-    assert config.d_model == config.hidden_size == 1024
-    assert config.get_text_config(decoder=True).num_hidden_layers == config.decoder_layers == 1
-
-
 def test_an_attention_function_is_refused():
     with torch.device("meta"):
         model = HeedRNNForConditionalGeneration(tiny_rnn_config())

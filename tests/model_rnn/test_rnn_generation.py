@@ -66,15 +66,6 @@ def test_hidden_states_are_what_each_layer_reads_and_gives():
     assert torch.equal(outputs.decoder_hidden_states[0], model.model.decoder.embed_tokens(target))
 
 
-def test_the_rows_of_a_cache_are_repeated_and_chosen_as_of_any_cache():
-    ids, mask = padded(sentences(5, 2))
-    cache = tiny_rnn()(input_ids=ids, attention_mask=mask, decoder_input_ids=ids, use_cache=True).past_key_values
-    before = [part for state in cache.layers[0].states for part in state]
-    cache.batch_repeat_interleave(2)
-    cache.batch_select_indices(torch.tensor([0, 3]))
-    assert_near(torch.stack([part for state in cache.layers[0].states for part in state]), torch.stack(before), 0)
-
-
 def test_assisted_decoding_is_refused():
     message = "assisted generation is not supported with stateful models"
     cases = [({"assistant_model": tiny_rnn()}, message), ({"prompt_lookup_num_tokens": 2}, message)]

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import TorchAoConfig, pipeline
+from transformers import pipeline
 
 from heedful import HeedRNNForConditionalGeneration, Translator, prepare_for_inference
 from heedful.conversion.model_conversion import convert
@@ -87,16 +87,3 @@ def test_wrong_ids_beside_an_adapter_are_refused():
     adapter = peft.LoraConfig(task_type="SEQ_2_SEQ_LM", r=4, target_modules=["embed_tokens"])
     with pytest.raises(ValueError, match="below 99, but one is 99"):
         peft.get_peft_model(tiny_rnn(), adapter)(input_ids=torch.tensor([[99]]), labels=torch.tensor([[8]]))
-
-
-def test_what_torchao_cannot_quantize_or_save_is_refused(tmp_path):
-    quantization = pytest.importorskip("torchao.quantization")
-    int4 = pytest.importorskip("torchao.prototype.quantization.int4")
-    tiny_rnn().save_pretrained(tmp_path)
-    settings = TorchAoConfig(int4.PrototypeInt4WeightOnlyConfig(group_size=256))
-    with pytest.raises(ValueError, match=r"no weight could be quantized.*`d_model`"):
-        HeedRNNForConditionalGeneration.from_pretrained(tmp_path, quantization_config=settings)
-    model = tiny_rnn()
-    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
-    with pytest.raises(ValueError, match="must be quantized by `from_pretrained`"):
-        model.save_pretrained(tmp_path / "again")

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 import torch
 
-import forked
 from heedful import HeedRNNForConditionalGeneration
 from heedful.cards.run_card import write_run_card
 from heedful.training.loop.loop import TrainingLoop
@@ -36,26 +35,6 @@ def make_loop(folder, corpus, changes):
     recipe = tiny_recipe(folder, {**CHANGES, **changes})
     recipe.folder.mkdir(exist_ok=True)
     return TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
-
-
-def train_six_updates(folder, token_budget):
-    folder.mkdir(exist_ok=True)
-    recipe = tiny_recipe(folder, {**CHANGES, "optimization.token_budget": token_budget})
-    accelerator = make_accelerator(recipe.optimization)
-    with accelerator.main_process_first():
-        corpus = prepare_corpus(recipe, folder / "tokenizer", accelerator)
-    TrainingLoop(recipe, corpus, accelerator).run()
-
-
-@pytest.mark.multiprocess
-def test_micro_batches_and_processes_change_no_loss_and_no_validation(tmp_path):
-    train_six_updates(tmp_path / "whole", 100_000)
-    train_six_updates(tmp_path / "split", 150)
-    forked.run(2, tmp_path, train_six_updates, tmp_path / "processes", 150)
-    for name, count in (("train/loss", 6), ("validation/loss", 2), ("validation/chrf", 2)):
-        whole, *others = (logged(tmp_path / road, name) for road in ("whole", "split", "processes"))
-        assert len(whole) == count
-        assert others == [pytest.approx(whole, rel=2e-5)] * 2
 
 
 @pytest.mark.parametrize("kind", slow_but(["default"], KINDS))

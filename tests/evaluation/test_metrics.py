@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from heedful.data.cleaning import SOURCES_FILE, source_digests
-from heedful.evaluation.confusions import commonest_confusions, confusions_table
-from heedful.evaluation.error_rates import ERROR_RATES
+from heedful.evaluation.error_rates import ERROR_RATES, commonest_confusions, confusions_table
 from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
 from heedful.evaluation.translation_metric import TranslationMetric
 from helpers import assert_refused

@@ -48,7 +48,7 @@ def evaluate(
     Started by torchrun or accelerate launch, the processes share the sentences.
     """
     from heedful.data.sources import references_of
-    from heedful.evaluation import metrics
+    from heedful.evaluation import error_rates, metrics
 
     options.check_output(predictions, "--predictions", data)
     check_at_least(0, confusions=confusions)
@@ -80,9 +80,8 @@ def evaluate(
     if learned is not None:
         lines.append(learned.added_to(scores, sources, seen, left))
     if confusions:
-        found = import_module("heedful.evaluation.confusions")
-        scores["confusions"] = found.commonest_confusions(seen, left, sources, confusions, lowercase)
-        lines.append(found.confusions_table(scores["confusions"]))
+        scores["confusions"] = error_rates.commonest_confusions(seen, left, sources, confusions, lowercase)
+        lines.append(error_rates.confusions_table(scores["confusions"]))
     options.print_result(scores, "\n".join(lines), as_json)
 
 

@@ -1,7 +1,4 @@
-"""The command itself: its subcommands, and its exit codes.
-
-Subcommands import what they need themselves, so that `heedful --help` answers at once.
-"""
+"""The command itself: its subcommands, which are imported at need, and its exit codes."""
 
 import atexit
 import gc

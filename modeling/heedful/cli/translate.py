@@ -94,10 +94,7 @@ def translate(
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[list[str]]:
-    """Yield the lines of a file or standard input, in lists of those that can be read without waiting.
-
-    Bytes or lines that are not UTF-8 are left out, with a warning.
-    """
+    """Yield the lines of a file or standard input, in lists that need no waiting; broken UTF-8 is left out."""
     if path is None or str(path) in ("-", "/dev/stdin"):
         return _lists_of(nullcontext(sys.stdin.buffer), "Standard input", left_out)
     return _lists_of(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), path, left_out)

@@ -32,11 +32,7 @@ class MixturePart(Section):
 
 @dataclass(frozen=True)
 class CleaningRules(Section, section="data.cleaning"):
-    """Rules to drop pairs, besides those with an empty side.
-
-    A pair counts under the first rule it breaks, in the order of `cleaning.REASONS`. Only spaces around texts are
-    ignored.
-    """
+    """Rules to drop pairs, which count under the first rule they break, in the order of `cleaning.REASONS`."""
 
     max_ratio: float | None = key(
         "drops a pair if one side has more than this many times the other's characters", None, least=1

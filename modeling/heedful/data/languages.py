@@ -1,7 +1,4 @@
-"""Languages of names and texts, and scripts of texts.
-
-`languages.tsv` has the code, script, other spellings and frequent words of each language.
-"""
+"""Languages and scripts of names and texts, by the table `languages.tsv`."""
 
 import re
 import unicodedata
@@ -29,10 +26,7 @@ UNSPACED = ("CJK", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # scripts with
 
 
 def language_named(name: str) -> str | None:
-    """Return the code of the language that a column, a tag or a user names, or None.
-
-    `ko` has the names ko, KO, kor, kor_Hang, ko_KR, Korean, 한국어, text_ko and "Korean sentence".
-    """
+    """Return the code of a language by a usual name, such as ko, kor_Hang, ko_KR, Korean, 한국어 or text_ko."""
     plain = unicodedata.normalize("NFC", name).strip()
     if plain.casefold() in _CODES:
         return _CODES[plain.casefold()]

@@ -1,8 +1,4 @@
-"""Corpora of sentence pairs in files, on the Hub or built in, as rows {"source": …, "target": …}.
-
-A reader yields rows with file and number, a check takes source and target, and the pairs become a `Dataset` or an
-`IterableDataset`. Only the Hub's library caches, so a changed file is always read again.
-"""
+"""Corpora of sentence pairs in files, on the Hub or built in, read as rows {"source": …, "target": …}."""
 
 import glob
 import json
@@ -154,10 +150,7 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
 
 
 def _checked_pairs(rows: Reader, names: Columns, references: str | None, streaming: bool) -> Iterator[dict[str, Any]]:
-    """Yield source and target of rows; raise a `ValueError` if one is missing, in a stream at once.
-
-    Otherwise it is raised after the last row, with the count.
-    """
+    """Yield pairs. A missing text is an error: in a stream at once, else after the last row, with a count."""
     found: set[str] = set()
     columns: dict[str, None] = {}  # of rows without one of the names
     empty: dict[str, list[tuple[str, int]]] = {}

@@ -33,10 +33,7 @@ def kind_of_file(path: str | Path) -> str | None:
 
 
 def numbered_lines(file: str, longest: int = LONGEST_LINE) -> Iterator[tuple[int, str]]:
-    r"""Yield number and text of each line of a text file, with its end.
-
-    Only \n ends a line: `splitlines` would also split at \x0b, \u2028 and others inside sentences.
-    """
+    r"""Yield number and text of each line. Only \n ends a line: \u2028 and others occur inside sentences."""
     number, line = 0, b""
     try:
         with gzip.open(file, "rb") if file.lower().endswith(".gz") else Path(file).open("rb") as stream:
@@ -123,10 +120,7 @@ def _csv_lines(file: str) -> Iterator[str]:
 
 
 def are_wrapped(file: str, delimiter: str) -> bool:
-    """Return whether cells of a .tsv or .txt are in quotation marks, with doubled ones inside, as in CSV.
-
-    They are if a writer of CSV would write each row in this way. Otherwise the marks are text.
-    """
+    """Return whether quotation marks wrap cells of a .tsv or .txt, exactly as a writer of CSV would."""
     if not any('"' in line for _, line in numbered_lines(file)):
         return False
     ways, done, joined = WRAPPED, 0, delimiter.join

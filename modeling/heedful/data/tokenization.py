@@ -113,10 +113,7 @@ class TokenizerPair:
         return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
-        """Return the texts of target ids (lists, arrays or a tensor), in NFC.
-
-        Control tokens and negative ids such as -100 are left out; `<unk>` is shown.
-        """
+        """Return the texts of target ids, in NFC, without control tokens and negative ids; `<unk>` is shown."""
         with tokenizing("decode ids"):
             texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
         backend = getattr(self.target, "backend_tokenizer", None)
@@ -162,10 +159,7 @@ class TokenizerPair:
         return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
     def check_config(self, config: "PreTrainedConfig", generation_config: "GenerationConfig | None" = None) -> None:
-        """Raise a `ValueError` with every special id and size of a model's config that does not fit.
-
-        The generation config may have an id that the config lacks, and several end tokens.
-        """
+        """Raise a `ValueError` with each special id and size that fits neither config nor generation config."""
         wrong = []
         for name, value in self.vocabularies().items():
             found = getattr(config, name, None)
@@ -318,10 +312,7 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
 
 
 def options_inside(folder: str | Path) -> dict[str, Any]:
-    """Check the tokenizer files in a folder, and return options of `from_pretrained` that keep it inside.
-
-    Paths of other machines are common, and are not followed. A name on the Hub has no such options.
-    """
+    """Check the tokenizer files in a folder, and return options of `from_pretrained` that ignore paths outside."""
     path = Path(folder) / "tokenizer_config.json"
     if not Path(folder).is_dir():
         return {}

@@ -88,10 +88,7 @@ class CandidateChoice:
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
-        """Yield a `source` and a `target` for each source, in order; a `ValueError` says why no pair is left.
-
-        `reverse` is the `Translator` of that method, with the `settings` of its `score_pairs`.
-        """
+        """Yield a `source` and a `target` for each source, in order. `reverse` is the `Translator` of that method."""
         if (reverse is None) == (self.method == "reverse"):
             found = f"{type(reverse).__name__} for {self.method}"
             raise ValueError(f"`reverse` must be a model for reverse, and None for others, but is {found} instead.")

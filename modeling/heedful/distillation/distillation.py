@@ -40,11 +40,7 @@ def write_teacher_tokens(
     top_k: int = 8,
     token_budget: int = 8192,
 ) -> tuple[int, int]:
-    """Write the `top_k` most probable tokens at each place of the targets; count the rows, and the pairs left out.
-
-    With two `languages`, pairs are read in both directions. A batch has `token_budget` padded tokens. Memory holds the
-    ids of all pairs.
-    """
+    """Write the `top_k` most probable tokens at each place of the targets; count the rows, and the pairs left out."""
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     if top_k > len(tokenizers.target):
         raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")

@@ -110,11 +110,7 @@ def score_translations(
 
 
 def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], name: str = "tokenize") -> str:
-    """Return the given tokenizer of sacrebleu, or "13a", or without spaces between words "zh" or "char".
-
-    Raises:
-        ValueError: If the given one would take each reference for one word.
-    """
+    """Return a tokenizer of sacrebleu: the given one if it finds words in the references, or "13a", "zh" or "char"."""
     texts = [texts[0] for texts in sample(references, LOOKED_AT)]
     fitting = "13a" if not is_unspaced(texts) else "zh" if language_of("", texts) == "zh" else "char"
     if given in SPACED_TOKENIZERS and fitting not in SPACED_TOKENIZERS:

@@ -1,7 +1,4 @@
-"""The scores of `heedful.evaluation.metrics` as an `evaluate.Metric`.
-
-The import of `evaluate` takes seconds, so nothing else imports this module.
-"""
+"""`score_translations` as an `evaluate.Metric`, in a file of its own because `evaluate` takes seconds to import."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -110,10 +110,7 @@ def this_machine(device: str = "auto") -> Machine:
 def propose(
     data: DataFacts, machine: Machine, optimizer: str | None = None, schedule: str | None = "linear"
 ) -> tuple[dict[str, Any], float]:
-    """Choose settings by dotted key, and estimate the minutes of training.
-
-    Fewer pairs get a smaller model, more dropout and more epochs. Rates fit a given optimizer and schedule.
-    """
+    """Choose settings by dotted key, and estimate the minutes. Fewer pairs get a smaller model and more dropout."""
     largest = 32_000 if machine.has_gpu else 8_000
     # A token for each frequent word is enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)

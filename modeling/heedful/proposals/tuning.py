@@ -1,7 +1,4 @@
-"""A search for the settings that decide how good a small model gets (Araabi and Monz, 2020).
-
-Optuna chooses values and stops bad trials. Each trial is a run of the training loop, and can be resumed.
-"""
+"""A search for the settings of small models by Optuna (Araabi and Monz, 2020). Each trial is a training run."""
 
 import hashlib
 import json

@@ -82,10 +82,7 @@ PLAIN = Variation()
 
 
 def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
-    """Make six rows of 2 to 32 source tokens and 1 to 16 target tokens, always the same ones.
-
-    Tokenizers cut them from `texts` and built-in ones. Without tokenizers, they are random tokens.
-    """
+    """Make six rows of 2 to 32 source and 1 to 16 target tokens, from texts or at random, always the same ones."""
     longest = position_limit(model.config) or 10**6
     if longest < 10:
         raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")

@@ -1,7 +1,4 @@
-"""Checks that a saved encoder-decoder of transformers keeps the promises of Heed.
-
-Most run `model` on a `sample`, random by default, in two ways that must agree.
-"""
+"""Checks that a saved encoder-decoder keeps the promises of Heed: most run it in two ways that must agree."""
 
 import inspect
 import math
@@ -425,10 +422,7 @@ def verify(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     trust_remote_code: bool = False,
 ) -> Verification:
-    """Run every check on a saved encoder-decoder, and on its tokenizers if the folder has some.
-
-    `texts` replace the built-in ones. float32 shows faults that rounding hides in other types.
-    """
+    """Run every check on a saved encoder-decoder and its tokenizers, with `texts` or built-in ones."""
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
     model = model.to(target).eval()

@@ -59,11 +59,7 @@ class UpdateBatches:
         self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
     def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
-        """Return the updates of an epoch, from 0: lists of buckets of row indices, each row once.
-
-        All epochs have the same number of updates; the last update may have fewer buckets. `pool` changes the random
-        numbers too.
-        """
+        """Return the updates of an epoch, from 0: lists of buckets of rows, each row once, as many in every epoch."""
         # Raw output, which numpy promises never to change.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)

@@ -115,10 +115,7 @@ def encode(
     teacher: str | None = None,
     accelerator: Accelerator | None = None,
 ) -> Corpus:
-    """Turn pairs into rows of token ids, and prepare what each epoch draws from them.
-
-    `teacher` is the folder of `optimization.distillation`. Without an accelerator there is one process.
-    """
+    """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
     heads = source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     held_out = both_ways(kept.validation) if data.both_directions else kept.validation

@@ -28,10 +28,7 @@ def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerato
 def stream_updates(
     rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
 ) -> Iterator[list[list[Row]]]:
-    """Yield updates of a stream, lists of buckets of rows, pool by pool.
-
-    The last update of a pool, often too small, goes into the next pool. Each epoch, from 0, has its own order.
-    """
+    """Yield updates of a stream, pool by pool; the last one of a pool goes into the next pool."""
     stream = iter(rows)
     waiting: list[Row] = []
     for pool_number in count():

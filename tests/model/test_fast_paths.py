@@ -12,8 +12,6 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, Lo
 from transformers.generation import MinLengthLogitsProcessor
 
 from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
     attending_heed,
     fast_paths_heed,
     loss_heed,
@@ -22,12 +20,7 @@ from heedful import (
 from heedful.fast_paths_heed import HeedDropout, linear, project, project_together
 from heedful.packed_rows_heed import PackedTokens
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, pairwise
-
-SIZES = {
-    **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
-    **{"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
-}
+from helpers import VARIANTS, pairwise, tiny_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -40,8 +33,7 @@ def products_of_onednn():
 
 
 def make_model(**options):
-    torch.manual_seed(0)
-    return HeedForConditionalGeneration(HeedConfig(**SIZES | {"dropout": 0.0} | options)).train()
+    return tiny_model(**options).train()
 
 
 def make_batch(rows=5, length=7):
@@ -385,7 +377,7 @@ def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkey
     rows, plain = [], fast_paths_heed.linear
 
     def noting(states, weight, bias):
-        rows.append(len(states) if len(weight) == 50 else 0)
+        rows.append(len(states) if len(weight) == 99 else 0)
         return plain(states, weight, bias)
 
     monkeypatch.setattr(loss_heed, "TOKENS_AT_ONCE", 8)

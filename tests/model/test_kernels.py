@@ -233,17 +233,6 @@ def test_a_training_step_asks_an_accelerator_for_no_number(kernel):
         assert loss.device.type == "meta"
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_masks_that_are_made_unasked_change_nothing(kernel, monkeypatch):
-    model, inputs = tiny_model(attention=kernel), batch()
-    whole = {name: value[:1, : value[0].count_nonzero()] for name, value in inputs.items()}  # without padding
-    expected = [model(**given).logits for given in (whole, inputs)]
-    monkeypatch.setattr(attending_heed, "may_ask_for_padding", lambda *args: False)
-    for given, logits in zip((whole, inputs), expected, strict=True):
-        assert_near(model(**given).logits, logits)
-
-
 def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache():
     model, message = tiny_model(attention="flex_attention", attention_dropout=0.25), "must be eager or sdpa"
     static = {"past_key_values": empty_cache(model, "static", 4, 8), "use_cache": True}

@@ -33,6 +33,7 @@ EXTRA_KEYS = (
 # Others' names of fields, by what they mean and not by their letters; "" is none.
 MEANT_KEYS = {
     "feed_forward_proj": "activation_function",
+    "num_labels": "",
     "post_norm_eps": "",
     "share_embeddings": "share_encoder_decoder_embeddings",
     "static_position_embeddings": "position_encoding",

@@ -119,17 +119,16 @@ class _Examination:
     splits: Splits
 
     def found(self) -> Iterator[RecipeFinding]:
-
-        recipe, splits = self.recipe, self.splits
+        """Yield all findings, in the order of the steps of training."""
+        recipe, splits, card = self.recipe, self.splits, self.recipe.card
         try:
             check_output_folder(recipe)
         except ValueError as error:
             yield RecipeFinding("output", "warning", str(error), "output")
-        if recipe.card.license is None and "builtin:" not in recipe.data.train:
+        if card.license is None and "builtin:" not in recipe.data.train:
             message = "The model card will say that the license is unknown, and without one the model may not be used."
-            yield RecipeFinding(
-                "card", "note", message, "card.license", "Name it as the Hub does, such as apache-2.0."
-            )
+            advice = "Name it as the Hub does, such as apache-2.0."
+            yield RecipeFinding("card", "note", message, "card.license", advice)
         for key, part in recipe.data.parts.items():
             for said in layouts_of(table_files(part.train)):
                 yield RecipeFinding("layout", "note", f"{said[0].upper()}{said[1:]}.", key)
@@ -156,12 +155,9 @@ class _Examination:
             yield from texts.check_length_ratios(split)
         for split in (train, *held_out):
             yield from texts.check_text(split)
-        languages = (
-            recipe.card.source_language or recipe.data.source,
-            recipe.card.target_language or recipe.data.target,
-        )
+        languages = card.source_language or recipe.data.source, card.target_language or recipe.data.target
         yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
-        if UNDETERMINED in language_codes(recipe.card, recipe.data, kept.validation):
+        if UNDETERMINED in language_codes(card, recipe.data, kept.validation):
             message = "Neither names nor texts say both languages: the model will count as one from text to text."
             yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
         with refusal("installed", "decoding.bleu_tokenizer"):
@@ -173,10 +169,8 @@ class _Examination:
         """Check tokens, model and run. The first of `pairs` are those of training."""
         recipe, splits = self.recipe, self.splits
         key, looked_at = tokenizer_key(recipe.tokenizer, recipe.model), len(splits.train)
-        is_whole, model_key = (
-            looked_at == splits.total,
-            "model" if recipe.model.start_from is None else "model.start_from",
-        )
+        is_whole = looked_at == splits.total
+        model_key = "model" if recipe.model.start_from is None else "model.start_from"
         with refusal("tokenizer", key):
             given = earlier_tokenizers(recipe)
         with refusal("model", model_key):
@@ -185,9 +179,8 @@ class _Examination:
             tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
         wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
         if given is None and wanted is not None and size < wanted:
-            message = (
-                f"The pairs that were looked at allow {size:,} tokens, to which the {wanted:,} wanted are lowered."
-            )
+            message = f"The pairs that were looked at allow {size:,} tokens, "
+            message += f"to which the {wanted:,} wanted are lowered."
             level: Level = "warning" if is_whole else "note"
             yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
         with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
@@ -238,16 +231,12 @@ class _Examination:
                 model = make_model(recipe.model, corpus.tokenizers)
                 rehearsal = Rehearsal(make_accelerator(settings), model, settings)
                 seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
-            except (
-                ValueError,
-                torch.OutOfMemoryError,
-            ) as error:  # the recipe may be for another machine than this one
+            except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine
                 message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
                 yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
         per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
-        yield from check_run_length(
-            settings, recipe.validation, recipe.checkpoints, config.d_model, per_epoch, seconds
-        )
+        measured = config.d_model, per_epoch, seconds
+        yield from check_run_length(settings, recipe.validation, recipe.checkpoints, *measured)
 
 
 def check_speed(settings: OptimizationRecipe, kernel: str | None, config: Any) -> Iterator[RecipeFinding]:

@@ -236,7 +236,6 @@ def _padded_tokens(rows: list[Row]) -> int:
 
 
 def _busiest(parts: Parts) -> int:
-    """Return the padded tokens of an update on the busiest rank."""
     return max(sum(map(_padded_tokens, part)) for part in parts)
 
 

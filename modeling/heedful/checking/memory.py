@@ -61,7 +61,6 @@ def count_parameters(model: Seq2SeqModel) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count} | {"together": sum(counts.values())}
 
 
-# Matrices by a part of the parameter's name.
 MATRICES = {
     **{"q_proj": "W_Q", "k_proj": "W_K", "v_proj": "W_V, value down", "out_proj": "W_O, value up"},
     **{"fc": "feed-forward", "norm": "norms"},

@@ -65,14 +65,12 @@ def distill(
         deque(read_candidates(*place), maxlen=0)  # finds mistakes in the last row before anything is computed
         backward = reverse and options.load_translator(reverse, device)
         made = choice.pairs(read_candidates(*place), backward, **settings)
-    # With the column names of the data, as recipes know them.
     write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
     if candidates is not None:
         print(choice.summary(), file=sys.stderr)
 
 
 def _check_given(where: str, needed: dict[str, Any], unread: dict[str, Any]) -> None:
-    """Raise a `ValueError` for an option that is needed or would not be read."""
     for name, value in needed.items():
         if not value:
             raise ValueError(f"`{name}` must be given {where}.")

@@ -152,7 +152,6 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
 
 
 def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> None:
-    """Warn if a model was trained in the other direction alone."""
     directions = {(part.source, part.target) for part in recipe.data.parts.values()}
     if (target, source) in directions and (source, target) not in directions:
         should = f"`--source` and `--target` should be {target} and {source}, as {model} was trained"

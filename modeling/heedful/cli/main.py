@@ -19,7 +19,6 @@ from typer.main import get_group
 from heedful.cli import options
 from heedful.training.processes.launcher import rank
 
-# Subcommands by panel of `heedful --help`, each in the module of its name.
 PANELS = {
     "Train": ("recipes", "init", "doctor", "train", "tune", "plot", "backtranslate", "distill", "distill-tokens"),
     "Use": ("evaluate", "translate", "score", "attention", "align"),
@@ -110,7 +109,7 @@ def run(command: Callable[[], object]) -> None:
         # The reader of the output is gone; typer makes this an exit code of 1.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # For the last flush.
+        # Python's last flush would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except KeyboardInterrupt:

@@ -13,7 +13,6 @@ from heedful.cli import options
 from heedful.cli.translate import CHUNK
 from heedful.files import json_line
 
-# The given side and the scored side of each direction.
 SIDES = (("source", "target"), ("target", "source"))
 
 

@@ -224,7 +224,6 @@ def _builtin(location: str, columns: Columns) -> Reader:
 
 
 def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *arguments: object) -> Iterator[Record]:
-    """Yield rows with place and number; raise a `ValueError` if there are none."""
     number = 0
     for number, row in enumerate(read(*arguments), start=1):
         yield location, number, row

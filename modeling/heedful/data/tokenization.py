@@ -198,7 +198,6 @@ class TokenizerPair:
         """
         folder = Path(folder)
         source = _load(folder, trust_remote_code)
-        # The source tokenizer knows whether the target has its own.
         is_separate = TARGET_FOLDER in source.init_kwargs
         if not is_separate:  # transformers may have saved one over two
             check_no_target(folder)

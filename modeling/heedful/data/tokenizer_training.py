@@ -151,7 +151,6 @@ def _language_tags(languages: Sequence[str]) -> list[str]:
 def _train_one(
     texts: Iterable[str], algorithm: Algorithm, vocab_size: int | None, size_name: str, tags: list[str]
 ) -> "PreTrainedTokenizerFast":
-    """Train a tokenizer; messages name its size `size_name`."""
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -201,7 +200,6 @@ def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
 def _untrained(
     algorithm: Algorithm, vocab_size: int | None, control: "list[AddedToken]"
 ) -> "tuple[Tokenizer, trainers.Trainer]":
-    """Return a tokenizer without a vocabulary, and its trainer."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     options: dict[str, Any] = {"special_tokens": control, "show_progress": False}

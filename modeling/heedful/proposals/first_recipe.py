@@ -38,7 +38,6 @@ NOTES = {
     "decoding.bleu_tokenizer": "of targets without spaces between words; of Japanese, ja-mecab is usual",
     "card.license": "yours, as the Hub names it, such as apache-2.0; empty: unknown",
 }
-# Reasons for the algorithms that `survey` finds.
 REASONS = {
     "bpe": "byte pairs suit sentences",
     "word": "few different symbols between spaces; another one will be an error",

@@ -272,7 +272,6 @@ def knobs_of(
     if tokenizer.path is None and size is not None and tokenizer.algorithm in SUBWORDS:
         choices["vocabulary"] = [int(max(SMALLEST_VOCABULARY, size * factor)) for factor in FACTORS["vocabulary"]]
     if model.start_from is None:
-        # The number of heads changes with the width.
         choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
@@ -286,7 +285,6 @@ def knobs_of(
 
 
 def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
-    """Return the section of a knob in a recipe's tree, and its key there."""
     section: Any = tree
     *sections, key = KEYS.get(knob, knob).split(".")
     for name in sections:

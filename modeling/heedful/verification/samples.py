@@ -86,7 +86,6 @@ def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, te
     longest = position_limit(model.config) or 10**6
     if longest < 10:
         raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")
-    # Room for added padding and the start token.
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
     rows = _rows_of_texts(model, tokenizers, texts, lengths) if tokenizers else None
@@ -105,7 +104,6 @@ def _rows_of_texts(
     encoded = tokenizers.encode_source(texts, language), tokenizers.encode_target(texts[1:] + texts[:1])
     sides: list[Rows] = []
     for rows, wanted, size in zip(encoded, lengths, vocabulary_sizes(model), strict=True):
-        # The next texts follow until the row has its length.
         cut = [[id_ for row in rows[number:] + rows for id_ in row][:length] for number, length in enumerate(wanted)]
         if not all(0 <= id_ < size for row in cut for id_ in row):
             return None
@@ -114,7 +112,6 @@ def _rows_of_texts(
 
 
 def _random_rows(model: Seq2SeqModel, tokenizers: TokenizerPair | None, lengths: Rows) -> list[Rows]:
-    """Draw rows of some lengths from the ordinary tokens."""
     settings = [*model.config.to_dict().items(), *model.generation_config.to_dict().items()]
     special = {id_ for name, value in settings if name.endswith("token_id") for id_ in id_set(value)}
     special |= {pad_token(model), start_token(model)}

@@ -67,7 +67,6 @@ check_batch = _unchanged_by("batch", Variation(is_alone=True), (1, BEAMS), f"alo
 check_order = _unchanged_by("order of a batch", Variation(is_reversed=True), (1,), "a batch and its reverse")
 check_right_padding = _unchanged_by("right padding", Variation(samples.EXTRA_PADDING), (), f"{_MORE} right")
 check_left_padding = _unchanged_by("left padding", Variation(samples.EXTRA_PADDING, "left"), (1,), f"{_MORE} left")
-# Logits without a cache are compared with logits by a cache; generation likewise.
 _STEPS = f"step by step with a cache and in one pass, {_SEARCHES}"
 check_cache = _unchanged_by("cache", Variation(uses_other_cache=True), (1, BEAMS), _STEPS)
 check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls, to the bit", to_the_bit=True)
@@ -345,7 +344,6 @@ def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Me
     message = f"{count} texts encoded and decoded"
     for text, back in [*changed.items()][:1]:
         message = f"{len(changed)} of {count} texts come back changed: {text!r} as {back!r}"
-        # A small vocabulary knows some texts only.
         message += "" if texts else " (try other texts: `--text`, `--data`)"
     return len(changed), 0, message
 

@@ -139,7 +139,6 @@ class _Cells:
             remaining = left
             while remaining:
                 new_source, new_target = max(longest_source, source), max(longest_target, target)
-                # An empty bucket takes at least one row.
                 room = max(limit // max(new_source + new_target, 1) - rows, 0 if rows else 1)
                 taken = min(room, remaining)
                 if taken:

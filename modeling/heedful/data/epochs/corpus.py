@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,8 @@ class StreamedRows:
     pool_size: int  # rows sorted and shuffled together
     accelerator: Accelerator | None  # `None` for one process
     pairs: int | None = None  # rows, known after an epoch
+    parts: dict[str, int] = field(default_factory=dict, init=False)  # rows of parts are not counted
     fingerprint = ""
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Nothing, because rows of parts are not counted."""
-        return {}
 
     @property
     def longest_source(self) -> int | None:

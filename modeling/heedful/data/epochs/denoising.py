@@ -59,7 +59,6 @@ def infilled(text: Tokens, mask: int, draws: Draws) -> Tokens:
         lengths.append(min(_poisson(LENGTH, draws), left))
         left -= lengths[-1]
     total = len(text) - sum(lengths)
-    # The places of the spans among the kept tokens, all different.
     gaps = sorted(sorted(range(total + 1), key=[next(draws) for _ in range(total + 1)].__getitem__)[: len(lengths)])
     found, place, before = Tokens(), 0, 0
     for gap, length in zip(gaps, lengths, strict=True):

@@ -79,8 +79,7 @@ def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | No
         return maps.labelled(_rolled(maps.weights[kind][: number + 1]), kind)
     if "encoder" not in maps.weights:
         raise ValueError("Rollout to the source must have the encoder's self-attention, but there is none here.")
-    across = maps.weights["cross"][number].mean(axis=0)
-    return maps.labelled(across @ _rolled(maps.weights["encoder"]), kind)
+    return maps.labelled(maps.weights["cross"][number].mean(axis=0) @ _rolled(maps.weights["encoder"]), kind)
 
 
 def _rolled(layers: np.ndarray) -> np.ndarray:
@@ -168,8 +167,7 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
         for word in line.split():
             match = LINK.fullmatch(word)
             if match is None:
-                where = f"in line {number} of {path}"
-                raise ValueError(f"A link must be written as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
+                raise ValueError(f"A link must be as 0-1, 0?1 or 0p1, but is {word!r} in line {number} of {path}.")
             link = int(match[1]), int(match[3])
             possible.add(link)
             if match[2] == "-":

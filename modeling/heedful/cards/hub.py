@@ -135,8 +135,7 @@ def check_folder(folder: Path) -> None:
         if not (folder / file).is_file():
             again = "save the model again with `save_pretrained` where Heedful is imported"
             raise FileNotFoundError(f"{folder} must hold {file}, which its {reader} names, but does not: {again}.")
-    tokenizers = TokenizerPair.from_pretrained(folder)
-    tokenizers.check_config(load_model(folder).config)
+    TokenizerPair.from_pretrained(folder).check_config(load_model(folder).config)
     read_card(folder / CARD_FILE)
 
 
@@ -153,9 +152,8 @@ def read_card(path: Path) -> ModelCard:
         raise ValueError(f"The metadata of {path} must be that of a model card: {first_line(error)}") from error
     if again.to_dict() != card.data.to_dict():
         raise ValueError(f"The metadata of {path} must survive being written and read, but does not.")
-    facts = card.data.to_dict()
     for name in ("license", "language", "library_name"):
-        if not facts.get(name):
+        if not card.data.get(name):
             raise ValueError(f"The metadata of {path} must have `{name}`, but has not.")
     return card
 

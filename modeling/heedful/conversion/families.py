@@ -117,8 +117,7 @@ class Family:
             elif "embed_positions" in name:
                 value = torch.cat([value.new_zeros(FIRST_POSITION, config.d_model), value])
             weights[name] = value
-        back = {ours: theirs for theirs, ours in RENAMINGS.items()}
-        weights = _renamed(weights, back, paper_order(config))
+        weights = _renamed(weights, {ours: theirs for theirs, ours in RENAMINGS.items()}, paper_order(config))
         weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
         own = stock.state_dict()  # sinusoids stay; missing biases are zero
         zero = {name: torch.zeros_like(value) for name, value in own.items() if "embed_positions" not in name}
@@ -211,8 +210,7 @@ class T5Family(Family):
             queries = [name for name in weights if name.endswith("Attention.q.weight")]
             weights |= {name: weights[name] * stock.config.d_kv**-0.5 for name in queries}
         source = held[EMBEDDINGS[0]] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
-        names = ("shared.weight", *(f"{side}.embed_tokens.weight" for side in SIDES))
-        weights |= dict.fromkeys(names, source)
+        weights |= dict.fromkeys(("shared.weight", *(f"{side}.embed_tokens.weight" for side in SIDES)), source)
         norm = "decoder.final_layer_norm.weight"
         if self._scales_output(config):
             weights["lm_head.weight"] = source

@@ -72,8 +72,7 @@ def convert_tokenizers(
     for side, (name, size) in sides.items():
         ids = [id_ for row in encode_texts(getattr(pair, side), name, TEXTS) for id_ in row]
         if others := [id_ for id_ in ids if type(id_) is not int or not 0 <= id_ < size]:
-            must = f"The {side}'s tokenizer must give ids from 0 to {size - 1}"
-            raise ValueError(f"{must}, but gives {others[0]!r} instead.")
+            raise ValueError(f"The {side}'s tokenizer must give ids from 0 to {size - 1}, but gives {others[0]!r}.")
     languages = (tokenizer.src_lang, tokenizer.tgt_lang) if settings else ()
     return ConvertedTokenizers(pair, settings, notes, languages)
 
@@ -86,8 +85,7 @@ def load_tokenizer(source: str) -> Any:
         with tokenizing("be loaded"):
             return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options_inside(source))
     except ImportError as error:
-        missing = "sentencepiece, which is not installed: pip install 'heedful[convert]'"
-        raise ImportError(f"The tokenizer in {source} needs {missing}.") from error
+        raise ImportError(f"The tokenizer in {source} needs sentencepiece: pip install 'heedful[convert]'.") from error
 
 
 def _choose_languages(
@@ -98,8 +96,7 @@ def _choose_languages(
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
             if language is not None:
-                kind = f"a {type(tokenizer).__name__}, which writes no language into a sentence"
-                raise wrong(name, f"be None for {kind}", repr(language))
+                raise wrong(name, f"be None for a {type(tokenizer).__name__}, without languages", repr(language))
         return {}
     source = source_language or tokenizer.src_lang
     target = target_language or tokenizer.tgt_lang
@@ -114,7 +111,7 @@ def _choose_languages(
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     language_id = tokenizer.convert_tokens_to_ids(tokens[target])
     if language_id >= config.vocab_size:
-        must = f"below {config.vocab_size}, the model's `vocab_size`"
+        must = f"below `vocab_size`, {config.vocab_size}"
         raise ValueError(f"The tokenizer's id of {target} must be {must}, but is {language_id} instead.")
     if type(tokenizer).__name__ in LANGUAGE_IN_START:
         config.decoder_start_token_id = language_id
@@ -124,8 +121,7 @@ def _choose_languages(
 
 def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair | None:
     """Return plain fast tokenizers, or None if their ids differ."""
-    tags = _language_tags(tokenizer)
-    source = target = plain_fast(tokenizer, config.vocab_size, bos, tags)
+    source = target = plain_fast(tokenizer, config.vocab_size, bos, _language_tags(tokenizer))
     if getattr(tokenizer, "src_lang", None) is not None:
         tokenizer.set_tgt_lang_special_tokens(tokenizer.tgt_lang)
         target = plain_fast(tokenizer, config.vocab_size, bos)
@@ -174,8 +170,7 @@ def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[st
     """Return a pre-tokenizer that cuts special tokens of a text apart: Unigram has them as pieces."""
     cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
     cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}
-    steps = [pre_tokenizer] if pre_tokenizer else []
-    return {"type": "Sequence", "pretokenizers": [*steps, cut]}
+    return {"type": "Sequence", "pretokenizers": [pre_tokenizer, cut] if pre_tokenizer else [cut]}
 
 
 def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair:

@@ -91,7 +91,8 @@ class GenerateEngine:
         settings = copy.deepcopy(config)
         if self.model.generation_config.max_new_tokens is None:  # `generate()` warns of two lengths
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
-        costs = {number: len(source) * rows_per_sentence(config) for number, source in enumerate(sources)}
+        rows = max(config.num_beams, config.num_return_sequences)  # of each sentence
+        costs = {number: len(source) * rows for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():
             for batch in token_batches(costs, token_budget):
@@ -127,11 +128,6 @@ class GenerateEngine:
         # The first token is the decoder's start, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
         yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
-
-
-def rows_per_sentence(config: GenerationConfig) -> int:
-    """Return the number of a sentence's rows in a batch."""
-    return int(max(config.num_beams, config.num_return_sequences))
 
 
 # One thread at a time translates with a model: another would bring dropout back while it is at work.

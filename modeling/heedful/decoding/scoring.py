@@ -54,17 +54,6 @@ def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
     return abs(first - second) + (first + second) / 2
 
 
-def score_rows(model: Seq2SeqModel, rows: Sequence[Row], token_budget: int) -> list[list[float]]:
-    """Return the log-probabilities of each row's `labels`, given its `input_ids`, in batches of padded tokens."""
-    lengths = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
-    results: list[list[float]] = [[] for _ in rows]
-    for numbers, inputs, decoder_inputs, labels in forced_batches(model, rows, lengths, token_budget):
-        found = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
-        for number, scores in zip(numbers, found, strict=True):
-            results[number] = scores[: lengths[1][number]]
-    return results
-
-
 def forced_batches(
     model: Seq2SeqModel, rows: Sequence[Row] | EncodedPairs, lengths: tuple[TokenCounts, TokenCounts], budget: int
 ) -> Iterator[tuple[list[int], Inputs, torch.Tensor, torch.Tensor]]:
@@ -82,7 +71,7 @@ def score_stream(
     translator: Any, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Any
 ) -> Iterator[PairScore | None]:
     """Score as `Translator.score_pairs`, after its checks."""
-    tokenizers, search = translator.tokenizers, tally.search
+    model, tokenizers, search = translator.model, translator.tokenizers, tally.search
     stream, first_number = iter(pairs), 1
     while chunk := list(islice(stream, chunk_size)):
         _check_pairs(chunk, first_number)
@@ -92,11 +81,15 @@ def score_stream(
         sides = enumerate(zip(sources, targets, strict=True))
         kept = [index for index, both in sides if tally.keeps(first_number + index, *both)]
         rows = [{"input_ids": sources[index], "labels": targets[index]} for index in kept]
-        with evaluation_mode(translator.model), torch.no_grad():
-            found = dict(zip(kept, score_rows(translator.model, rows, search.token_budget), strict=True))
+        lengths = [len(sources[index]) for index in kept], [len(targets[index]) for index in kept]
+        found: dict[int, list[float]] = {}
+        with evaluation_mode(model), torch.no_grad():
+            for numbers, inputs, decoder_inputs, labels in forced_batches(model, rows, lengths, search.token_budget):
+                scores = token_log_probabilities(model, inputs, decoder_inputs, labels).tolist()
+                found |= zip([kept[number] for number in numbers], scores, strict=True)
         for index, ids in enumerate(targets):
-            labels = token_labels(tokenizers.target, ids)
-            yield PairScore(tuple(ids), tuple(labels), tuple(found[index])) if index in found else None
+            tokens = tuple(token_labels(tokenizers.target, ids))
+            yield PairScore(tuple(ids), tokens, tuple(found[index][: len(ids)])) if index in found else None
         first_number += len(chunk)
     tally.warn("scored")
 

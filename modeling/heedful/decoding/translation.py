@@ -135,8 +135,7 @@ class Translator:
         elif engine == "auto" and precision != "float32":
             engine = "native"
         if engine == "generate" and precision != "float32":
-            must = "be float32 with the engine generate, which computes as the model is"
-            raise wrong("precision", must, repr(precision))
+            raise wrong("precision", "be float32 with the engine generate", repr(precision))
         self.model, self.tokenizers, self.ensemble = model, tokenizers, ensemble
         self.engine, self.precision = engine, precision
         self._engines: dict[str, GenerateEngine] = {}
@@ -259,8 +258,7 @@ class Translator:
             settings["num_beams"] = settings.get("num_beams") or 1
         of_lines: Any = {"split": paragraphs or split, "keep_going": keep_going, "sampling": sampling}
         of_lines |= {"every_line": paragraphs, "progress": progress or ignored}
-        search = self._search(**defaults | settings, **of_lines)
-        return self._stream(lines, chunk_size, Tally(search))
+        return self._stream(lines, chunk_size, Tally(self._search(**defaults | settings, **of_lines)))
 
     def score_pairs(
         self,

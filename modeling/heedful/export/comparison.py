@@ -155,10 +155,9 @@ def load_for(form: str, model: str | Path) -> tuple[Any, TokenizerPair]:
     if form != "ONNX" and loaded.config.model_type == "heed" and (reason := obstacle_to_copies(loaded, form)):
         raise ValueError(reason)
     if form in COPIES and not tokenizers.is_joint:
-        why = "source and target have a tokenizer each, and the folder has one"
-        raise wrong("share_encoder_decoder_embeddings", f"be True for {form}", False, advice=why)
+        raise wrong("share_encoder_decoder_embeddings", f"be True for {form}, which has one tokenizer", False)
     if form in COPIES and len(tokenizers.languages) > 1:
-        found = f"{', '.join(tokenizers.languages)}: nothing there writes their tags before a sentence"
+        found = ", ".join(tokenizers.languages)
         raise ValueError(f"The model must have one target language for {form}, but has {found}.")
     return loaded, tokenizers
 
@@ -252,8 +251,7 @@ def logits_difference(expected: torch.Tensor, found: torch.Tensor, tolerance: fl
     """Return the largest relative difference of a logit; a `ValueError` if it is above the tolerance."""
     difference = relative_difference(expected, found)
     if not difference <= tolerance:  # so that not-a-number is refused too
-        apart = f"{difference:.1e} from generate()'s, so that no folder is left"
-        raise ValueError(f"The exported model's logits differ by {apart}.")
+        raise ValueError(f"The exported model's logits differ by {difference:.1e}, so that no folder is left.")
     return difference
 
 
@@ -286,8 +284,7 @@ def sentences_to_compare(model: str | Path, path: str | Path | None = None, coun
     with suppress(OSError, ValueError):  # it may have none, or one of another version
         data = recipe_of(Path(model)).data
         split = "train" if data.located.validation is None else "validation"
-        place = getattr(data.located, split)
-        pairs = read_pairs(place, data.source, data.target, split=split, streaming=True)
+        pairs = read_pairs(getattr(data.located, split), data.source, data.target, split=split, streaming=True)
         return sample([pair["source"] for pair in islice(pairs, DRAWN_FROM)], count)
     message = "The sentences to compare on are built-in ones, in Korean and English: `--sentences` takes yours."
     warnings.warn(message, stacklevel=2)

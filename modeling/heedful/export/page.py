@@ -95,8 +95,7 @@ def _tensors(model: Seq2SeqModel) -> tuple[dict[str, Any], bytes]:
     """Return where each tensor lies in the bytes: first all float32 numbers, then int8 matrices, shared ones once."""
     vectors, matrices, places = bytearray(), bytearray(), {}
     tensors: dict[str, Any] = {}
-    state = model.float().state_dict()
-    for name, value in state.items():
+    for name, value in model.float().state_dict().items():
         name = name.removeprefix("model.")
         if value.dim() == 2 and "embed_positions" not in name:
             if value.data_ptr() not in places:

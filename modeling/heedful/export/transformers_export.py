@@ -172,14 +172,12 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
 def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
-        program = Path(__file__).with_name("fresh_process.py")
         # -P: files of the program's folder cannot be imported by their bare names.
-        command = [sys.executable, "-P", str(program), str(folder), work]
+        command = [sys.executable, "-P", str(Path(__file__).with_name("fresh_process.py")), str(folder), work]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         if done.returncode:
             reason = ["nothing", *done.stderr.strip().splitlines()][-1]
-            without = "transformers alone cannot run the exported model, so that no folder is left"
-            raise ValueError(f"{without}; it says: {reason}")
+            raise ValueError(f"transformers alone cannot run the exported model; it says: {reason}")
         return torch.load(f"{work}/answer.pt")
 
 

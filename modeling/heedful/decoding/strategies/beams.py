@@ -20,8 +20,7 @@ def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: fl
 
     `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
     """
-    smallest = torch.finfo(coverage.dtype).tiny
-    return beta * (coverage.clamp(min=smallest, max=1.0).log() * source_mask).sum(-1)
+    return beta * (coverage.clamp(min=torch.finfo(coverage.dtype).tiny, max=1.0).log() * source_mask).sum(-1)
 
 
 @dataclass

@@ -93,8 +93,7 @@ class MinimumBayesRisk:
         best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
         if not generation_config.return_dict_in_generate:
             return best
-        scores = utilities.flatten()[places]
-        return MinimumBayesRiskOutput(best, scores, sequences, utilities, found)
+        return MinimumBayesRiskOutput(best, utilities.flatten()[places], sequences, utilities, found)
 
     def _check(self, count: int) -> None:
         kept, tokenizer = self.keep, self.tokenizer

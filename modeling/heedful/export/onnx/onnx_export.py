@@ -9,8 +9,9 @@ import torch
 from heedful.configuration_base_heed import position_limit
 from heedful.decoding.engines import pad_sources
 from heedful.export import comparison
-from heedful.export.onnx.onnx_graphs import check_packages, quantize_file, write_onnx
+from heedful.export.onnx.onnx_graphs import quantize_file, write_onnx
 from heedful.export.onnx.onnx_model import ONNX_FILES, OnnxModel
+from heedful.files import import_extra
 from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
@@ -31,7 +32,8 @@ def export_onnx(
     """
     if quantization not in get_args(Quantization):
         raise wrong("quantization", f"be one of {', '.join(get_args(Quantization))}", repr(quantization))
-    check_packages()
+    for name in ("onnxruntime", "onnx", "onnxscript"):
+        import_extra(name, "onnx")
     with comparison.begun_export(model, target, sentences, "ONNX") as draft:
         write_onnx(draft.model, draft.folder)
         if quantization == "int8":

@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from heedful.export.onnx import onnx_model
 from heedful.export.onnx.onnx_model import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, cache_names
-from heedful.files import first_line, import_extra
+from heedful.files import first_line
 from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
@@ -25,12 +25,6 @@ OPSET = 18  # the oldest that torch's exporter writes: most runtimes read it
 LARGEST_FILE = 2**31 - 2**26  # bytes of weights; protocol buffers hold 2 GiB, so larger weights get their own file
 BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
-
-
-def check_packages() -> None:
-    """Raise an `ImportError` that names the extra if a package for ONNX is missing."""
-    for name in ("onnxruntime", "onnx", "onnxscript"):
-        import_extra(name, "onnx")
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:

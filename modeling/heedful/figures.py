@@ -12,10 +12,7 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into an SVG or PNG file; a legend that all share appears once.
-
-    The same panels give the same bytes. Neither pyplot nor matplotlib's settings change.
-    """
+    """Draw panels, two in a row, into an SVG or PNG file, the same bytes each time; a common legend appears once."""
     import_extra("matplotlib", "plots")
     import matplotlib
     from matplotlib.figure import Figure
@@ -43,11 +40,7 @@ def lines(
     families: Sequence[str] | None = None,
     **settings: Any,
 ) -> Panel:
-    """Return a panel with lines through points (x, y), by their names in the legend.
-
-    `log` names the logarithmic axes, such as "xy"; `families` are the legend's fonts; `settings`, such as `xticks`,
-    are of the axes.
-    """
+    """Return a panel with lines through points (x, y); `log` are logarithmic axes, such as "xy"."""
 
     def draw(axes: Any) -> None:
         drawn = []

@@ -1,8 +1,4 @@
-"""Attention maps, as in the paper's appendix: the weights as numbers, with readable labels.
-
-Section 3.2.3 names the three kinds: in "cross" attention each target position looks at the source, in "encoder" and
-"decoder" self-attention at its own sequence.
-"""
+"""Attention maps, as in the paper's appendix: weights of the three kinds of section 3.2.3, with readable labels."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

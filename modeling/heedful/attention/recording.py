@@ -26,10 +26,7 @@ ATTENTIONS: dict[Kind, tuple[str, str]] = {
 
 
 class HeadStates(NamedTuple):
-    """The computation of one layer's heads up to their weights (section 3.2.1), in float32 on the CPU.
-
-    Each head has its own copy of shared keys and values.
-    """
+    """One layer's heads up to their weights (section 3.2.1), in float32 on the CPU, with copies of shared keys."""
 
     query: torch.Tensor  # (heads, rows, d_k), turned by its position where positions are rotary
     key: torch.Tensor  # (heads, columns, d_k), the same
@@ -58,10 +55,7 @@ def record_weights(
 def recorded_heads(
     model: Any, kinds: Collection[Kind], layer: int | None = None
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
-    """Yield the states of a Heed Transformer's heads, for each kind its layers or the one, which a run fills.
-
-    Other models, relative positions and shared layers have none.
-    """
+    """Yield head states of a Heed Transformer, which a run fills; not for relative positions or shared layers."""
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
     with ExitStack() as hooks:

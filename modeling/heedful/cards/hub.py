@@ -140,10 +140,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_card(path: Path) -> ModelCard:
-    """Return a model card after checks of its metadata `card.data` that need no Hub.
-
-    Malformed metadata, or metadata without license, language or library, is a `ValueError`.
-    """
+    """Return a model card; metadata that the Hub would refuse, or without license or language, are a `ValueError`."""
     try:
         card = ModelCard.load(path, ignore_metadata_errors=False)
         # The Hub gets the written metadata, which must equal the read ones.

@@ -1,7 +1,4 @@
-"""Model cards, rendered from `CardFacts` by templates: of runs, of fine-tuned and of converted models.
-
-`model_card.md` at the top of the repository is the quickstart's card.
-"""
+"""Model cards, rendered from `CardFacts` by templates; `model_card.md` of the repository is the quickstart's."""
 
 import json
 import math

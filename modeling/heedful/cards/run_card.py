@@ -60,10 +60,7 @@ def facts_in_numbers(result: RunResult) -> dict[str, Any]:
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's published model into its folder, and return the card's path.
-
-    The folder gets the run's learning curve too, if it can be drawn, and scores on data sets of the Hub.
-    """
+    """Write the card of a run's model, its learning curve and its scores into its folder; return the card's path."""
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
     _leave_results(result)

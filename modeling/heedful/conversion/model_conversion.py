@@ -1,7 +1,4 @@
-"""Saved models of transformers' own classes as Heed models with the same logits and tokens.
-
-Nothing is approximated: an error names what Heed cannot express, and random sentences compare both models.
-"""
+"""Saved models of transformers' own classes as Heed models with the same logits and tokens, without approximation."""
 
 import re
 from dataclasses import dataclass
@@ -127,10 +124,7 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
 def largest_difference(
     theirs: PreTrainedModel, ours: HeedForConditionalGeneration, tokens: int | None = None
 ) -> float:
-    """Return the largest difference of a logit over random padded sentences; relative where logits are above 1.
-
-    `tokens` limits the vocabulary to its first tokens.
-    """
+    """Return the largest relative difference of a logit over random padded sentences, of the first `tokens`."""
     config: Any = ours.config
     length, pad = config.max_position_embeddings, config.pad_token_id
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,6 @@
 """Heed models as models of transformers' own classes, which every engine knows.
 
-The paper puts sine and cosine of a wavelength side by side, Marian all sines before all cosines. The order of
-features changes no result, so a Heed model of the paper's shape becomes a Marian with reordered weights.
+A Heed model of the paper's shape is a Marian with reordered features: Marian has all sines before all cosines.
 """
 
 import copy
@@ -76,10 +75,7 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
 
 
 def save(stock: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Save a stock model, with what its class leaves out: a table of positions, or that T5's output is untied.
-
-    What the dtype would round stays in float32: sinusoids, and weights that hold our factors.
-    """
+    """Save a stock model, also what its class leaves out; what the dtype would round stays in float32."""
     stock.save_pretrained(folder)
     config, weights = read_object(folder / CONFIG_NAME), load_file(folder / SAFE_WEIGHTS_NAME)
     if isinstance(FAMILIES[stock.config.model_type], T5Family):

@@ -1,8 +1,4 @@
-"""A trained BERT, RoBERTa or XLM-R as the encoder of a Heed model, with a new decoder to train.
-
-Rothe et al., "Leveraging Pre-trained Checkpoints for Sequence Generation Tasks", 2020 ("BERT2RND", with shared
-embeddings).
-"""
+"""A trained encoder with a new decoder: "BERT2RND" of Rothe et al., 2020, with shared embeddings."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""Engines of a translator's searches: token ids in, hypotheses out.
-
-In float32 a sentence's output does not depend on the other sentences of its batch: padding is masked.
-"""
+"""Engines of a translator's searches; in float32 an output does not depend on its batch."""
 
 import copy
 import threading
@@ -59,10 +56,7 @@ class Translation(Hypothesis):
 
 
 class GenerateEngine:
-    """transformers' own `generate()`, with the model in evaluation mode.
-
-    The mean of the probabilities of an `ensemble` of further models chooses each token; `tokenizer` is the target's.
-    """
+    """transformers' `generate()`; an `ensemble` of more models averages probabilities, `tokenizer` is for targets."""
 
     def __init__(self, model: Seq2SeqModel, ensemble: Sequence[Seq2SeqModel] = (), tokenizer: Tokenizer = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
@@ -149,10 +143,7 @@ def evaluation_mode(model: Seq2SeqModel) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Yield groups of sentences of similar cost, tokens × rows, whose padded tokens keep within the budget.
-
-    A sentence above it is a group of its own. The longest come first, so that a lack of memory shows at once.
-    """
+    """Yield groups of sentences of similar cost, tokens × rows, within the budget if possible; the longest first."""
     batch: list[int] = []
     for number in sorted(lengths, key=lambda number: -lengths[number]):
         if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
@@ -177,10 +168,7 @@ LOGITS_BUDGET = 2**25  # logits in memory while scores are computed: 128 MiB
 def count_tokens(
     sequences: torch.Tensor, source_mask: torch.Tensor, config: GenerationConfig, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of generated tokens of `(rows, length)` sequences, and whether each ended in </s>.
-
-    </s> counts, the decoder's start token does not. The `(sentences, source_length)` mask is 0 at padding.
-    """
+    """Return the generated tokens, with </s>, of `(rows, length)` sequences, and whether each ended in </s>."""
     counts, ended = counted(sequences[:, 1:], config.eos_token_id, config.stop_strings, tokenizer)
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced

@@ -51,10 +51,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
-    """Return a model's folder; an id on the Hub is fetched first, unless there is a folder of that name.
-
-    `revision` is a branch, tag or commit on the Hub. A missing model is a `FileNotFoundError`.
-    """
+    """Return a model's folder, fetched from the Hub if there is none; a missing model is a `FileNotFoundError`."""
     folder = Path(model)
     if folder.is_file():
         raise FileNotFoundError(f"{folder} must be a folder with a model, but is a file.")

@@ -19,8 +19,7 @@ FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 class Paragraphs:
     """The texts of one call by their numbers, each as lines or sentences with the separator after each.
 
-    The marker of a list's line and lines without text stay as they are. With `every_line`, so do code or formulas
-    between two fences, and the front matter of a page.
+    List markers and lines without text stay; with `every_line` also code, formulas, and a page's front matter.
     """
 
     every_line: bool = False
@@ -30,11 +29,7 @@ class Paragraphs:
     def divided(
         self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
     ) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int, str]]]:
-        """Split numbered texts: all, those of several lines, or those with a row longer than `trained`.
-
-        Returns the rows of the others, and the parts with the number of their text, their place there, and the
-        sentence.
-        """
+        """Split texts that are long or have several lines; return the others' rows, and (text, place, sentence)."""
         long = {number for number, _, row in rows if len(row) > (trained or math.inf)}
         for number, text in texts:
             is_long = self.every_line or number in long

@@ -1,7 +1,4 @@
-"""Text in, translations out: sorted by length and batched by tokens inside, in the given order outside.
-
-In float32 an output does not depend on the other sentences of its batch, nor on `token_budget`.
-"""
+"""Text in, translations out; in float32 an output depends neither on other sentences nor on `token_budget`."""
 
 import copy
 import warnings

@@ -1,7 +1,6 @@
-"""What all exports share: the checks of a model, its new folder, and the comparison with `generate()`, token by token.
+"""What all exports share: the checks of a model, its new folder, and the comparison with `generate()`.
 
-In each export, `model` is a folder or an id on the Hub, of a Heed model or an adapter; `target` must not exist. A
-`ValueError` names why a model cannot be exported, or the sentence that gets other tokens in float32.
+`model` is a folder or an id on the Hub, of a Heed model or an adapter; `target` must not exist.
 """
 
 import copy
@@ -272,10 +271,7 @@ def refuse(comparisons: dict[str, Comparison], engine: str, quantization: str) -
 
 
 def sentences_to_compare(model: str | Path, path: str | Path | None = None, count: int = 500) -> list[str]:
-    """Draw sentences from a text file in UTF-8, one a line, or from the validation data of a model's recipe.
-
-    Without either, a warning says that they are built-in Korean and English ones, whose tokens try any model.
-    """
+    """Draw sentences from a text file, from a model's validation data, or else, with a warning, built-in ones."""
     check_at_least(1, count=count)
     if path is not None:
         if sentences := [line.strip() for line in read_lines(path, "sentences") if line.strip()]:

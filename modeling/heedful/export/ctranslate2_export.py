@@ -1,8 +1,4 @@
-"""Heed models for CTranslate2: its model.bin and vocabularies, and the tokenizers.
-
-CTranslate2's beam search ends a sentence with its `num_beams`-th finished hypothesis, as `generate()` with
-`early_stopping=True`.
-"""
+"""Heed models for CTranslate2, whose beam search ends as `generate()` with `early_stopping=True`."""
 
 import warnings
 from collections.abc import Sequence
@@ -32,10 +28,9 @@ def export_ctranslate2(
     quantization: str = "float32",
     device: str | None = None,
 ) -> comparison.Export:
-    """Write a folder that CTranslate2 loads.
+    """Write a folder that CTranslate2 loads, and compare it on `device`: "cpu", "cuda", or None for CUDA if possible.
 
-    The comparison on `sentences` runs on `device`, "cpu" or "cuda"; None takes CUDA if there is one. A `ValueError`
-    says if it cannot compute in the type, or if another type than float32 gives mostly other tokens.
+    A `ValueError` says if the device cannot compute in the type, or if the model gives other tokens.
     """
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved)

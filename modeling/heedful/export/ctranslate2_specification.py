@@ -1,7 +1,4 @@
-"""A Heed model as CTranslate2's `TransformerSpec`, with copies of the weights.
-
-A `ValueError` names the fields that CTranslate2 cannot express; nothing is approximated.
-"""
+"""A Heed model as CTranslate2's `TransformerSpec`, with copies of the weights; nothing is approximated."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,4 @@
-"""A program that runs an exported folder with transformers alone; `transformers_export.py` starts it.
-
-It reads `asked.pt` in a second folder, and writes `answer.pt` there. Code in the exported folder does not run.
-"""
+"""A program that answers `asked.pt` by `answer.pt`, with transformers alone; `transformers_export.py` runs it."""
 
 import sys
 from typing import Any

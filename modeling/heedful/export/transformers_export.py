@@ -1,7 +1,4 @@
-"""Heed models as folders of transformers' own classes, which run without our code and without `trust_remote_code`.
-
-Before the folder appears, a process without Heedful compares ids, logits and translations.
-"""
+"""Heed models as transformers' own classes, without our code, compared in a process that has no Heedful."""
 
 import json
 import re
@@ -47,10 +44,7 @@ USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL) 
 def export_transformers(
     model: str | Path, target: str | Path, sentences: Sequence[str], zero_start: bool = False
 ) -> comparison.Export:
-    """Write a saved Heed model as one of transformers' own classes, and compare the two on sentences.
-
-    With `zero_start` a Marian's decoder starts as `start_from_zero` says.
-    """
+    """Write a Heed model as a class of transformers, compared on sentences; `zero_start` is for `start_from_zero`."""
     with comparison.begun_export(model, target, sentences, "transformers") as draft:
         folder, stock = draft.folder, stock_model(draft.model)
         settings = draft.model.generation_config.to_dict().items()

@@ -67,10 +67,7 @@ def model_obstacle(model: Seq2SeqModel) -> str | None:
 
 
 def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
-    """Return why copied weights in an engine would not compute what a model does, or `None`.
-
-    All classes, methods, weights and fields of the config must be those that the engines know.
-    """
+    """Return a part of the model that an engine with copied weights does not know, or `None`."""
     if not isinstance(model, HeedForConditionalGeneration):
         found = type(model).__name__
         if type(model).__module__.startswith("transformers_modules."):

@@ -23,10 +23,7 @@ from heedful.protocols import Seq2SeqModel
 
 
 class NativeDecoder:
-    """Greedy and beam search over a packed copy of a model's weights, with the tokens of `generate()` in float32.
-
-    Finished sentences leave the batch. Arguments and errors are those of `prepare_for_inference`.
-    """
+    """Greedy and beam search over packed copies of weights; for arguments and errors see `prepare_for_inference`."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         if precision not in get_args(Precision):
@@ -59,10 +56,7 @@ class NativeDecoder:
         return {"encoder_outputs": output, "attention_mask": mask, "use_cache": False}
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Encode `(batch, source_length)` ids, with a mask that is 0 at padding: `(batch, source_length, d_model)`.
-
-        Ids that the model's encoder would refuse, or a source of padding alone, are a `ValueError`.
-        """
+        """Encode `(batch, source_length)` ids, masked by 0 at padding: `(batch, source_length, d_model)`."""
         if attention_mask is not None and attention_mask.shape != input_ids.shape:
             must = f"`attention_mask` must have the shape of `input_ids`, {tuple(input_ids.shape)}"
             _raise(f"{must}, but has {tuple(attention_mask.shape)} instead.")
@@ -75,10 +69,7 @@ class NativeDecoder:
     def __call__(
         self, model: Seq2SeqModel, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
     ) -> torch.Tensor | ModelOutput:
-        """Decode as a strategy of `generate(custom_generate=…)`; greedy search returns `sequences_scores` too.
-
-        A `ValueError` names what only `generate()` can do, or says that the model has changed.
-        """
+        """Decode as a strategy of `generate()`; a `ValueError` names what only `generate()` can do."""
         if model is not self.model:
             _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
         if not self.is_current:
@@ -93,10 +84,7 @@ class NativeDecoder:
     def search(
         self, input_ids: torch.Tensor, config: GenerationConfig, logits_processor: LogitsProcessorList, **given: Any
     ) -> Result:
-        """Search from `(batch · beams, length)` prompts, without checks of the settings.
-
-        Returns tokens, and their scores, in greedy search only if `return_dict_in_generate` asks for them.
-        """
+        """Return tokens from `(batch · beams, length)` prompts, and scores, in greedy search only if asked for."""
         self.model.model.decoder.check_token_ids(input_ids)
         settings = SearchSettings(config, logits_processor, input_ids.shape[1])
         if not 0 <= settings.fill < (limit := self.model.config.target_vocab_size):

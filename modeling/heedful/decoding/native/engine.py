@@ -84,10 +84,7 @@ def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precis
 
 
 class PreparedModel(AbstractContextManager["PreparedModel", None]):
-    """A model whose `generate()` runs over packed weights; made by `prepare_for_inference`.
-
-    `kernel` is kernels.cpp or the library of torch that multiplies; `precision` is the type of the weights.
-    """
+    """A model with packed weights, by `prepare_for_inference`; `kernel` names the library that multiplies."""
 
     def __init__(self, decoder: NativeDecoder):
         self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel

@@ -1,7 +1,4 @@
-"""Matrix products with weights packed for the CPU, and `kernels.cpp`, compiled once for this processor.
-
-Without a C++ compiler, and for other registers, oneDNN multiplies in float32, or else torch.
-"""
+"""Matrix products with packed weights: by `kernels.cpp`, compiled for this processor, by oneDNN or by torch."""
 
 import ctypes
 import functools
@@ -97,8 +94,7 @@ class Library(ctypes.CDLL):
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
-    With `is_int8`, weights and inputs are in 8 bits, with a scale for each output feature and each row. A row's
-    results never depend on the other rows.
+    `is_int8` computes in 8 bits, with a scale for each output feature and row. Rows never depend on each other.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):

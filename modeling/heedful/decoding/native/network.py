@@ -34,11 +34,7 @@ FIRST_ROOM = 32  # target tokens of a new cache; doubled whenever it is full
 
 
 class NativeNetwork:
-    """Encoder, decoder step and output layer of a Heed model, with packed copies of its weights.
-
-    Later changes of the model do not change the copies. Between the products everything is float32; `int8` needs
-    `kernels.cpp`.
-    """
+    """Encoder, decoder step and output of a Heed model in float32, with packed copies of its weights."""
 
     def __init__(self, model: heed.HeedForConditionalGeneration, precision: Precision = "float32"):
         self.config: HeedConfig = model.config
@@ -84,10 +80,7 @@ class NativeNetwork:
     def start(
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
     ) -> "DecodingState":
-        """Begin to decode `(N, S, D)` encoded sentences with `beams` hypotheses each.
-
-        It reads the `(N, length)` prompts, except their newest tokens, with which the first step begins.
-        """
+        """Begin to decode `(N, S, D)` sources; the first step reads the newest tokens of the `(N, length)` prompts."""
         state = self.state(source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
             self.step(tokens.repeat_interleave(beams), state)
@@ -375,10 +368,10 @@ def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
 def best_tokens(
     log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most likely continuations of each sentence's hypotheses, best first: scores, hypotheses and tokens.
+    """Return the best continuations: scores, hypotheses and tokens, `(N, C)` with C = `count` or less, best first.
 
-    Each is `(N, C)` with C = `count`, or `(N, K·V)` if that is less, from `(N·K, V)` log-probabilities of the next
-    token and `(N, K)` scores. Sorting all is slow: the C best lie in the C chunks with the highest maxima.
+    They come from `(N·K, V)` log-probabilities and `(N, K)` scores. Sorting all is slow: the C best lie in the C
+    chunks with the highest maxima.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK

@@ -51,10 +51,9 @@ class SearchSettings:
 def greedy_search(
     network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings
 ) -> Result:
-    """Take the most likely token at each step, from `(N, length)` prompts on.
+    """Take the most likely token at each step, from `(N, length)` prompts on: `(N, length)` tokens with the prompt.
 
-    Returns `(N, length)` tokens with the prompt, and `(N)` scores if a dictionary is asked for: the log-probability in
-    nats divided by the length penalty.
+    If a dictionary is asked for, `(N)` scores: log-probabilities in nats, divided by the length penalty.
     """
     count, start = prompt.shape
     room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
@@ -94,10 +93,7 @@ def greedy_search(
 def beam_search(
     network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings
 ) -> Result:
-    """Keep the K best hypotheses of each sentence at each step, from `(N, length)` prompts on, as transformers does.
-
-    Returns `(N·returned, length)` tokens with the prompt and `(N·returned)` scores, as of greedy search; best first.
-    """
+    """Keep the K best hypotheses at each step: `(N·returned, length)` tokens with the prompt, and scores."""
     prompts = prompt[:, None].expand(-1, settings.beams, -1)
     beam = Beam(settings.config, prompts, settings.max_new_tokens, settings.fill, None)
     rows = torch.arange(len(prompt))  # the sentences that are still in the batch

@@ -1,7 +1,4 @@
-"""Forced words of a translation: which are missing, and the shares of hypotheses in a beam.
-
-Lexically constrained decoding (Hokamp and Liu, 2017) with dynamic beam allocation (Post and Vilar, 2018).
-"""
+"""Forced words of a translation (Hokamp and Liu, 2017), with dynamic beam allocation (Post and Vilar, 2018)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -43,8 +40,7 @@ class ForcedWords:
     def remaining(self, progress: Progress) -> int:
         """Return how many tokens are needed at most to meet all constraints.
 
-        One phrase can go on from the newest tokens; all others start anew. So some token always lowers the number by
-        one.
+        One phrase can go on from the newest tokens; all others start anew. So some token always lowers the number.
         """
         unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
         gains = [

@@ -14,9 +14,8 @@ from heedful.files import check_at_least
 class SeededSampling:
     """Draws translations from the model's distribution, the same for a sentence in each batch.
 
-    `generate()` draws for a whole batch at once. Here the n-th sentence has its own numbers, from `seed` and n: each
-    logit gets noise of Gumbel's distribution, and the largest sum is a draw from the softmax. A setting out of range
-    is a `ValueError`.
+    The n-th sentence has random numbers from `seed` and n: each logit gets noise of Gumbel's distribution, and the
+    largest sum is a draw from the softmax. A setting out of range is a `ValueError`.
     """
 
     seed: int = 1

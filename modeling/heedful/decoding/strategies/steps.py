@@ -157,10 +157,7 @@ def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, 
 
 
 def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
-    """Average the `(rows, V)` log-probabilities of several models by weights with sum 1.
-
-    The mean of `probabilities` is their mixture, that of `log_probabilities` their geometric mean, not normalized.
-    """
+    """Average `(rows, V)` log-probabilities by weights with sum 1; the geometric mean is not normalized."""
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
     if averaging == "log_probabilities":

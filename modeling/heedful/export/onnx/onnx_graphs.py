@@ -1,7 +1,4 @@
-"""The ONNX files of a Heed model, named as optimum names them, with their inputs and outputs.
-
-There is an encoder, a decoder for the first step, and one for all later steps.
-"""
+"""The ONNX files of a Heed model, named as optimum names them: an encoder, and a decoder for first and later steps."""
 
 import copy
 import logging
@@ -28,10 +25,7 @@ TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
-    """Write the ONNX files and the configuration of a model on the CPU into an existing folder, in float32.
-
-    The model changes to evaluation mode, float32 and the `eager` attention function.
-    """
+    """Write a model's ONNX files and config in float32; it changes to evaluation mode and `eager` attention."""
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
     first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))

@@ -48,10 +48,7 @@ def fill_cache(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class OnnxModel(PreTrainedModel, HeedGenerationMixin):
-    """An exported model on the CPU, with `generate()` and `forward()` of the Heed model.
-
-    It cannot be trained, resized or saved: onnxruntime's `sessions` for the `ONNX_FILES` hold the weights.
-    """
+    """An exported model on the CPU, with `generate()` and `forward()`; onnxruntime's `sessions` hold the weights."""
 
     config_class = HeedConfig
     main_input_name = "input_ids"

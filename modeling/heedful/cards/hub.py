@@ -60,8 +60,7 @@ def push(
     The card's code gets the repository's id, in the folder too.
 
     Args:
-        folder: A local folder with config.json, weights, code, tokenizers and the card README.md, as `heedful train`
-            leaves it.
+        folder: A local folder with a model, its code, tokenizers and card, as `heedful train` leaves it.
         repository: Its id on the Hub, `name/model`; made if it does not exist.
         private: Whether a new repository is private; None takes the owner's default.
         revision: Branch, made if it does not exist; None is the main branch.

@@ -54,13 +54,13 @@ def convert(
     Args:
         source: A folder, or an id on the Hub, which is downloaded.
         target: The folder to write; it must not exist, and appears whole or not at all.
-        source_language: For tokenizers that write the language into each sentence (mBART, M2M100, NLLB), the source's
-            name there, such as "eng_Latn"; None takes the tokenizer's own.
+        source_language: The source's name in mBART's, M2M100's or NLLB's tokenizer, such as "eng_Latn"; None is its
+            own.
         target_language: The language to translate into, likewise.
 
     Raises:
-        ValueError: If `target` exists, or Heed cannot express the model, its weights or its tokenizer; the message
-            names the fields.
+        ValueError: If `target` exists, or Heed cannot express the model or its tokenizer; the message names the
+            fields.
         OSError: If `source` cannot be read, or `target` cannot be written.
         ImportError: If the tokenizer needs sentencepiece, which is not installed.
     """

@@ -77,13 +77,8 @@ def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained`, it refuses weights that do not match the model (there, missing ones
-    become random numbers and unknown ones are dropped), weights that are not numbers, and a broken
-    generation_config.json, which transformers ignores. The revision is a branch, tag or commit on the Hub.
-
-    Raises:
-        FileNotFoundError: If the folder or repository, its config.json or its weights are missing.
-        ValueError: If config or weights cannot be used, have changed, or lie elsewhere; the message has folder and
-            reason.
+    become random numbers and unknown ones are dropped), are not numbers or have changed, and a broken
+    generation_config.json: a `ValueError` has folder and reason, a `FileNotFoundError` names a missing file.
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):

@@ -96,8 +96,7 @@ class Translator:
     """Translates with a sequence-to-sequence model and its tokenizers.
 
     Args:
-        model: A `HeedForConditionalGeneration`, or any other encoder-decoder of transformers with `generate()`, on its
-            device.
+        model: A Heed model, or any other encoder-decoder of transformers with `generate()`, on its device.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
             with the same tokens in float32. `auto` takes the native one wherever it can follow the settings.
@@ -151,8 +150,8 @@ class Translator:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with a model, or with an adapter of peft, which is merged into its model; or an id
-                on the Hub.
+            folder: A local folder with a model or an adapter of peft, which is merged into its model; or an id on the
+                Hub.
             device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA if there is one, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As in the constructor.
@@ -160,8 +159,7 @@ class Translator:
 
         Raises:
             FileNotFoundError: If the folder, its config or its weights are missing.
-            ValueError: If a file cannot be used, weights do not match the model, the device does not exist here, or
-                the engine cannot run the model.
+            ValueError: If a file or the device cannot be used, or the engine cannot run the model.
         """
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
@@ -181,21 +179,19 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        A blank sentence gives empty translations. The lines of a text are translated one by one, as in the pipelines,
-        and the line breaks stay; a model of the task `heed-text2text` gets the whole text. Warnings count the
-        sentences that reached the length limit before </s> (`Translation.finished` is False), and those longer than
-        any source in training, by the generation config, else by `max_position_embeddings`. With its `do_sample`,
-        results are random and depend on the batch.
+        A blank sentence gives empty translations. The lines of a text are translated one by one, and the line breaks
+        stay; a model of the task `heed-text2text` gets the whole text. Warnings count the sentences that reached the
+        length limit (`Translation.finished` is False), and those longer than any source in training. With the
+        generation config's `do_sample`, results are random and depend on the batch.
 
         Args:
             texts: Sentences.
             num_beams: Width of beam search, 1 for greedy search; None takes the model's generation config.
             num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
             target_language: Language to translate into, if the tokenizers know several.
-            max_new_tokens: Longest translation in tokens. None takes the generation config's `max_new_tokens` or
-                `max_length`, else 256, within the learned positions.
-            early_stopping: Whether beam search ends with its `num_beams`-th finished hypothesis; None takes the
-                model's generation config.
+            max_new_tokens: Longest translation in tokens; None takes the generation config's limit, else 256.
+            early_stopping: Whether beam search ends with its `num_beams`-th hypothesis; None takes the generation
+                config.
             token_budget: Padded source tokens × beams of one batch; a longer sentence runs alone.
 
         Returns:
@@ -227,14 +223,13 @@ class Translator:
 
         Args:
             lines: Lines, with or without their line ends; a byte order mark before the first one is dropped.
-            chunk_size: Number of lines that are read, sorted and batched together; None if `lines` are lists of such
-                lines, for example those that a pipe has ready.
+            chunk_size: Number of lines that are read and batched together; None if `lines` are lists of such lines.
             split: Whether a line longer than any source in training is split into sentences. Their translations are
                 joined, n-th best with n-th best; the score is the mean of theirs. None splits texts at line breaks, as
                 `translate` does, and False gives the model each text as one sequence.
             paragraphs: Whether each line is split. White space, line ends, bullets or numbers at its beginning, and
-                what is no text (lines without letters, tags, addresses, front matter, code) stay; cells of a table are
-                translated one by one.
+                lines without text (tags, addresses, front matter, code) stay; cells of a table are translated one by
+                one.
             keep_going: Whether a too long sentence gives empty translations and a warning, not an error.
             sampling: Draws one translation of each line, the same in every batch, instead of a search.
             progress: Called with the number of lines since its last call.
@@ -275,15 +270,15 @@ class Translator:
             pairs: Sources and targets.
             target_language: The language of the targets, if the tokenizers know several.
             token_budget: Padded tokens of one batch, sources and targets; a longer pair runs alone.
-            chunk_size: Number of pairs that are read, sorted and batched together.
+            chunk_size: Number of pairs that are read and batched together.
             keep_going: Whether a too long pair has no score and a warning, not an error.
 
         Returns:
             An iterator with one score for each pair, in order; `None` for a too long one.
 
         Raises:
-            ValueError: If a setting is out of range, a pair is not two texts or is too long for `translate`, or the
-                translator computes in another precision than float32.
+            ValueError: If a setting is out of range, a pair is not two texts or is too long, or the precision not
+                float32.
         """
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)

@@ -60,20 +60,19 @@ class NativeEngine(GenerateEngine):
 def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precision = "float32") -> "PreparedModel":
     """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
 
-    The native decoder then does greedy and beam search, and the encoder of `get_encoder()` without gradients.
-    Everything else (sampling, streaming, recorded scores and attentions, other caches, …) runs as before. Changed
-    weights are packed again, except if code changes a few numbers through `.data` or numpy. The packed copies are not
-    saved, copied or pickled with the model; `undo` of the returned object frees them, or the end of `with
-    prepare_for_inference(model): …`. On Linux the C library keeps freed memory for the next step.
+    The native decoder then does greedy and beam search, and the encoder of `get_encoder()` without gradients;
+    everything else (sampling, streaming, recorded scores, …) runs as before. Changed weights are packed again, except
+    if code changes a few numbers through `.data` or numpy. The packed copies are not saved, copied or pickled with the
+    model; `undo` of the returned object frees them, or the end of `with prepare_for_inference(model): …`.
 
     Args:
         model: A Heed model on the CPU, in evaluation mode.
-        precision: `float32`, or `int8` weights with quantized inputs of each product, row by row, the smallest and
-            fastest. Where `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
+        precision: `float32`, or `int8`, the smallest and fastest: weights and, row by row, inputs in 8 bits. If
+            `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
 
     Raises:
-        ValueError: If the model is in training mode or already prepared, the precision is unknown, or the native
-            decoder cannot run the model.
+        ValueError: If the model is in training mode, already prepared or unknown to the decoder, or so is the
+            precision.
     """
     decoder = NativeDecoder(model, precision)
     if model.training:

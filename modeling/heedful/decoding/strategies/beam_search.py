@@ -35,34 +35,29 @@ class BeamSearch:
     """Beam search as a callable for `model.generate(…, custom_generate=BeamSearch(…))`.
 
     `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors, stopping
-    criteria and `output_…` are those of `generate()`; with `num_beams=1` a search ends with its first hypothesis, as
-    greedy search does. Processors see log-probabilities, as in transformers' beam search. `output_attentions` are the
-    first model's.
-
-    transformers passes no `streamer` and no `assistant_model` to a callable: Heed's models refuse them, other models
-    ignore them.
+    criteria and `output_…` are those of `generate()`; with `num_beams=1` a search ends with its first hypothesis.
+    Processors see log-probabilities. transformers passes no `streamer` and no `assistant_model` to a callable: Heed's
+    models refuse them, other models ignore them.
 
     Args:
         force_words_ids: Words that each output contains: for each a list of token ids, or a list of alternatives
             (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
-        sentence_force_words_ids: The same for each sentence of the batch, instead of `force_words_ids`; an empty list
-            forces nothing.
+        sentence_force_words_ids: The same for each sentence, instead of `force_words_ids`; an empty list forces
+            nothing.
         length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt` by
             ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is generate()'s
             `length_penalty`. `None` takes the generation config's form, else `power`.
         coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses without attention to some source tokens rank
             lower. The weights are the last layer's, averaged over heads (and models).
-        tokens_beyond_source: Longest output, in tokens more than the sentence's own source; 50 in *Attention Is All
-            You Need* (section 6.1). `max_length` or `max_new_tokens` hold too. `None` takes the generation config's,
-            if any.
-        models: Further models that choose each token together with the generating one (an ensemble). They must share
-            its vocabulary.
+        tokens_beyond_source: Longest output, in tokens more than the source; 50 in *Attention Is All You Need*
+            (section 6.1). Other limits hold too. `None` takes the generation config's, if any.
+        models: Further models with the same vocabulary that choose each token together (an ensemble).
         weights: Positive weights of the generating model and of `models`; brought to sum 1. `None` is equal.
         averaging: Whether `probabilities` or `log_probabilities` of the models are averaged.
 
     Raises:
-        ValueError: If, at a call, a setting is out of range or excludes another, constraints do not fit into the
-            length or cannot be met, or no token may follow a hypothesis.
+        ValueError: If, at a call, a setting is out of range or excludes another, words cannot be forced within the
+            length, or no token may follow a hypothesis.
     """
 
     force_words_ids: Sequence[Words] | None = None

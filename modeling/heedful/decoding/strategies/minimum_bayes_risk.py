@@ -35,21 +35,19 @@ class MinimumBayesRiskOutput(ModelOutput):
 class MinimumBayesRisk:
     """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
 
-    The candidates are the results of `generate()` by its other settings: N samples with `do_sample=True,
-    num_return_sequences=N`, the N best of a beam with `num_beams=N, num_return_sequences=N`, or those of another
-    strategy. All of them, each as often as it occurs, are references for each; the highest mean utility wins.
+    The candidates are the N = `num_return_sequences` results of `generate()` by its other settings: samples with
+    `do_sample=True`, the best of a beam with `num_beams=N`, or those of another strategy. All of them, each as often
+    as it occurs, are references for each; the highest mean utility wins.
 
     Args:
         tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
-        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own sampling
-            or beam search.
+        candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own.
         utility: The value of a hypothesis if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from 0
             to 100), as in Eikema and Aziz (2022).
         keep: Number of sequences for each sentence, best first, with different texts as long as possible.
 
     Raises:
-        ValueError: If, at a call, a sentence has fewer than two candidates or fewer than `keep`, or a setting would
-            not be read.
+        ValueError: If, at a call, a sentence has fewer than two candidates or than `keep`, or a setting is not read.
     """
 
     tokenizer: TokenizerPair | PreTrainedTokenizerBase = field(repr=False)

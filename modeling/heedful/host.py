@@ -33,7 +33,6 @@ def share_cores() -> None:
 
 
 def _follow(shares: Iterable[float]) -> None:
-    """Keep the idle thread while cores are contended, and until they are calm for some intervals."""
     end: threading.Event | None = None
     calm = 0
     for share in shares:

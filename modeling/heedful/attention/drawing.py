@@ -148,7 +148,6 @@ def draw_attention_grid(
 
 
 def _draw_dots(axes: "Axes", scores: np.ndarray) -> None:
-    """Draw scores (rows, columns) as dots into a map whose cells are 1 wide and high."""
     rows, columns = np.nonzero(np.isfinite(scores))
     values = scores[rows, columns]
     largest = float(np.abs(values).max(initial=1e-9))
@@ -235,7 +234,6 @@ def _letters_of(path: str) -> set[int]:
 
 
 def _wide_fonts(manager: Any) -> Iterator[tuple[str, str]]:
-    """Yield (family, file) of the known fonts, of koreanize_matplotlib's font, and of all fonts of the system."""
     upright = (entry for entry in manager.ttflist if entry.style == "normal" and entry.weight in REGULAR)
     # matplotlib's "Last Resort" has a box for every letter.
     usable = (entry for entry in upright if "Last Resort" not in entry.name and Path(entry.fname).is_file())

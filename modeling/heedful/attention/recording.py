@@ -17,7 +17,6 @@ from heedful.modeling_heed import HeedPreTrainedModel
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
-# Each kind's stack, and its name in a layer.
 ATTENTIONS: dict[Kind, tuple[str, str]] = {
     "encoder": ("encoder", "self_attn"),
     "decoder": ("decoder", "self_attn"),

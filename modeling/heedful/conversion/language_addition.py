@@ -246,7 +246,6 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
 
 
 def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of files, and of the data that the model's recipe names."""
     for place in old:
         with reading("old"):
             yield from texts_of(place)

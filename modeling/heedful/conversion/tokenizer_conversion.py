@@ -91,7 +91,6 @@ def load_tokenizer(source: str) -> Any:
 def _choose_languages(
     tokenizer: Any, config: HeedConfig, source_language: str | None, target_language: str | None
 ) -> dict[str, Any]:
-    """Set a tokenizer's languages; return the settings of the target language."""
     chosen = {"source_language": source_language, "target_language": target_language}
     if not hasattr(tokenizer, "src_lang"):
         for name, language in chosen.items():
@@ -174,7 +173,6 @@ def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[st
 
 
 def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair:
-    """Return tokenizers of the same class, with Heedful's additions."""
     # M2M100's class may not count its languages among its tokens.
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
     _add_special(tokenizer, [token for token in languages if token not in tokenizer.added_tokens_encoder])

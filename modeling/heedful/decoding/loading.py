@@ -24,7 +24,6 @@ ADAPTER_FILE = "adapter_config.json"
 NO_SIZES = re.compile("trainable_token_indices|alora_invocation_tokens|.*seed|.*key")
 ELSEWHERE = ("megatron_config", "adapters")  # settings that name modules of Python and folders
 MOST_PARTS = 10_000  # layers or labels that a config may ask for
-# Models of transformers that `heedful convert` takes.
 STOCK = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
 CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

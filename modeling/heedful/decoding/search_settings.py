@@ -23,7 +23,6 @@ OTHER_MODES = (
     "speculation_type", "continuous_batching_config",
 )  # fmt: skip
 BEAM_SETTINGS = ("num_beams", "length_penalty", "early_stopping")
-# They forbid a next token or make it less likely.
 GREEDY_SETTINGS = (
     "min_length", "min_new_tokens", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids", "suppress_tokens",
 )  # fmt: skip

@@ -336,17 +336,13 @@ class Translator:
         if self.engine != "auto":
             self._current(self.engine).check(config)
         positions = position_limit(self.model.config)
-        config.max_new_tokens, config.max_length = self._length_bound(max_new_tokens, positions), None
-        return Search(config, positions=positions, trained=self._longest_trained(), **options)
-
-    def _length_bound(self, max_new_tokens: int | None, positions: int | None) -> int:
-        config = self.model.generation_config
         bound = config.max_new_tokens if max_new_tokens is None else max_new_tokens
         if bound is None:  # `max_length` counts the start token
             bound = DEFAULT_MAX_NEW_TOKENS if config.max_length is None else config.max_length - 1
         if positions is not None and bound > positions and max_new_tokens is not None:
             raise wrong("max_new_tokens", f"be at most {positions}, the model's number of positions", max_new_tokens)
-        return bound if positions is None else min(bound, positions)
+        config.max_new_tokens, config.max_length = bound if positions is None else min(bound, positions), None
+        return Search(config, positions=positions, trained=self._longest_trained(), **options)
 
     def _longest_trained(self) -> int | None:
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)

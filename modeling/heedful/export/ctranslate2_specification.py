@@ -15,7 +15,6 @@ from heedful.files import import_extra
 from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.positions_heed import sinusoids
 
-# transformers' names of activations, and CTranslate2's.
 ACTIVATIONS = {
     "relu": "RELU",
     **dict.fromkeys(("gelu", "gelu_python"), "GELU"),
@@ -25,7 +24,6 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
-# The values that CTranslate2 computes.
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot", "dot"),
     "activation_function": (*ACTIVATIONS, *GATED_ACTIVATIONS),

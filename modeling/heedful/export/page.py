@@ -28,7 +28,6 @@ WIDEST = 127  # of int8, symmetrical
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
 # The example in a card's code, a JSON string.
 EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
-# The values that the JavaScript computes.
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot",),
     "position_encoding": ("sinusoidal", "learned"),

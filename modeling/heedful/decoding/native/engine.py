@@ -138,7 +138,6 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         return not (self.model.training or is_other)
 
     def _current_decoder(self) -> NativeDecoder | None:
-        """Return the decoder with the present weights, or `None`, with one warning, for an obstacle."""
         if not self._decoder.is_current:
             if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:

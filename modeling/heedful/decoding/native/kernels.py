@@ -180,7 +180,6 @@ def library() -> Library | None:
 
 
 def _loaded(flags: list[str]) -> Library:
-    """Load the compiled kernels from the user's cache, or compile them if no whole ones can run."""
     key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # XDG ignores a relative path.
@@ -205,7 +204,6 @@ def _loaded(flags: list[str]) -> Library:
 
 
 def _library_at(path: Path, flags: list[str]) -> Library:
-    """Load the compiled kernels at a path in the user's folder, or compile them there."""
     # No link, nothing that others can change, and nothing incomplete, which would end Python. A whole one may lack its
     # libraries.
     with suppress(OSError):

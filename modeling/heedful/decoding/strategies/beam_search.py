@@ -26,8 +26,7 @@ from heedful.generation_heed import check_logits
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name
 
-# Settings that generate()'s config may have instead.
-SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")
+SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")  # with generate()'s config
 
 
 @dataclass(frozen=True, eq=False)

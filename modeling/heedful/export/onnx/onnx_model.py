@@ -19,7 +19,6 @@ from heedful.generation_heed import HeedGenerationMixin
 from heedful.messages_heed import wrong
 from heedful.versions_heed import by_name, either_cache_name
 
-# As optimum names them.
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
 DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"

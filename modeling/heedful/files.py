@@ -36,9 +36,9 @@ PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to, which replaces `path` when it is complete.
 
-    The path lies in a private folder next to `path`, so that two processes can write one file. If writing fails,
-    `path` stays as it was; only a killed process leaves its private folder (`leftovers`). A file keeps its mode; where
-    nothing can replace it, as on a mount point, it gets the bytes. The error of a full disk names `path`.
+    It lies in a private folder next to `path`, so that two processes can write one file; only a killed process leaves
+    that folder (`leftovers`). If writing fails, `path` stays as it was. A file keeps its mode; where nothing can
+    replace it, as on a mount point, it gets the bytes. The error of a full disk names `path`.
     """
     path = path.resolve() if path.is_symlink() else path
     prefix = f".{path.name[:40]}."  # of at most 255 bytes with the rest

@@ -23,10 +23,10 @@ TASKS = Path("/proc/self/task")
 def share_cores() -> None:
     """Let OpenMP's waiting threads sleep while other processes need the cores; a second call does nothing.
 
-    A waiting thread of GNU's OpenMP keeps its core busy for milliseconds, which is fastest if no other process needs
-    the core; else training falls to a third of its speed. With more threads than cores it sleeps at once. So a
-    background thread measures how long this process waits for cores, and meanwhile starts one idle thread. No result
-    changes. On other systems, and if a variable of `USER_SETTINGS` is set, nothing happens.
+    A waiting thread of GNU's OpenMP keeps its core busy for milliseconds; if another process needs the core, training
+    falls to a third of its speed. With more threads than cores it sleeps at once. So a background thread measures how
+    long this process waits for cores, and meanwhile starts one idle thread. No result changes. On other systems, and
+    if a variable of `USER_SETTINGS` is set, nothing happens.
     """
     if sys.platform.startswith("linux") and not any(name in os.environ for name in USER_SETTINGS):
         threading.Thread(target=_follow, args=(_shares(),), daemon=True, name="share_cores").start()

@@ -1,8 +1,7 @@
 """Heed's models in the Auto classes and pipelines of transformers, without importing either.
 
-`AutoModelForSeq2SeqLM` loads a Heed model without trusting its code once heedful is imported. Importing the Auto
-classes would make `import heedful` take seconds. So a finder at the head of `sys.meta_path` registers each class when
-Python imports its Auto class; Python has no other way.
+Importing the Auto classes would make `import heedful` take seconds. So a finder at the head of `sys.meta_path`
+registers each class when Python imports its Auto class; Python has no other way.
 """
 
 import sys

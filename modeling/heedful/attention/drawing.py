@@ -39,9 +39,8 @@ WIDE_FONTS = (
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
     """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
 
-    The result of `word_attention` shows words instead of tokens. Neither pyplot nor matplotlib's settings change. For
-    letters that matplotlib's font lacks, the system's fonts or the Korean one of `heedful[plots]` is used; a letter
-    without a font becomes its code point, ⟨1F98A⟩.
+    The result of `word_attention` shows words instead of tokens. Neither pyplot nor matplotlib's settings change. A
+    letter without a font on this system becomes its code point, ⟨1F98A⟩; `heedful[plots]` has a Korean font.
 
     Args:
         attention: The map.

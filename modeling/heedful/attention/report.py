@@ -36,10 +36,8 @@ def write_attention_report(
 ) -> Path:
     """Write a page where hovering, focusing or tapping a word shows its attention, and return its path.
 
-    The page has choices of kind, layer, head, mean and rollout, and of weights or, for a Heed Transformer, raw scores
-    as dots. Weights of words are those of `word_attention`; scores of words are means. The page holds style, script
-    and numbers to four digits, follows the system's light or dark setting, and works with a keyboard and a screen
-    reader.
+    The page has choices of kind, layer, head, mean and rollout, and for a Heed Transformer of raw scores. Weights of
+    words are those of `word_attention`; scores of words are means. It works with a keyboard and a screen reader.
 
     Args:
         maps: The maps.

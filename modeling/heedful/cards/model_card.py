@@ -142,13 +142,10 @@ def write_finetuned_card(
 ) -> Path:
     """Write the card of a model that a Trainer trained, README.md, into its folder, for `heedful push`.
 
-    The folder's config.json then names the model's pipeline: `heed-text2text` if there is a `task`. The card inherits
-    nothing from the base model's card, least of all its license.
-
-    `scores` are files of `heedful evaluate --json`; their names are those of the test sets. `facts` are fields of
-    `CardFacts` that only a user knows: `license`, `datasets`, `base_model`, and `task`, without which there must be
-    two languages; `name` is by default the folder's. A `ValueError` names what is empty or impossible, or no Heed
-    model; only `overwrite` replaces a README.md.
+    The folder's config.json then names the model's pipeline. `scores` are files of `heedful evaluate --json`, named
+    after the test sets. `facts` are fields of `CardFacts` that only a user knows: `license`, `datasets`, `base_model`,
+    whose card gives nothing, and `task`, without which there must be two languages; `name` is by default the folder's.
+    A `ValueError` names what is empty or impossible, or no Heed model; only `overwrite` replaces a README.md.
     """
     folder = Path(folder)
     if (folder / CARD_FILE).exists() and not overwrite:

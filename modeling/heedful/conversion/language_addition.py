@@ -1,9 +1,8 @@
 """Add a target language to a model of several: a tag, and pieces for words that the tokenizer cuts badly.
 
 No text of the old languages contains a new piece, so its ids stay. A piece's row and bias are the means over its old
-pieces; the tag's row is a copy of a relative's. A mean is at most its largest part, so before training no new token
-beats every old one, and greedy output stays. Probabilities fall, because the softmax has more terms, by a factor that
-depends on the state, so beam search may order its outputs differently.
+pieces; the tag's row is a copy of a relative's. A mean is at most its largest part, so before training greedy output
+stays. Probabilities fall, by a factor that depends on the state, so beams may come in another order.
 """
 
 import copy
@@ -81,8 +80,8 @@ def add_language(
 ) -> Conversion:
     """Write a folder with a model that knows one target language more; before training, greedy outputs stay.
 
-    `source` is a Heed model of several target languages, or an NLLB checkpoint, which is converted first for the
-    direction from `source_language` into the relative. The rest, and the errors, are those of `convert`.
+    `source` is a Heed model of several target languages, or an NLLB checkpoint, which is converted for the direction
+    from `source_language` into the relative. The errors are those of `convert`.
     """
     check_is_new(Path(target))
     texts = [text for pair in read_pairs(new.pairs, new.column, new.column) if (text := trimmed(pair["target"]))]
@@ -122,12 +121,11 @@ def add_language(
 
 
 def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) -> dict[str, Piece]:
-    """Continue BPE on counted words as a tokenizer cuts them: the commonest two neighbours become a piece, in order.
+    """Continue BPE (Sennrich et al., 2016) on counted words: the commonest two neighbours become a piece, in order.
 
-    Sennrich et al., 2016, "Neural Machine Translation of Rare Words with Subword Units". Ties go by the strings; pairs
-    that come once are left out. A piece must not occur in the text `old`, and must not repeat one piece, whose row it
-    would get. A piece of Unigram scores the logarithm of its share in the tokens, and must have more than its parts
-    together: only then Unigram chooses it.
+    Ties go by the strings; pairs that come once are left out. A piece must not occur in the text `old`, and must not
+    repeat one piece, whose row it would get. A piece of Unigram scores the logarithm of its share in the tokens, and
+    must have more than its parts together, so that Unigram chooses it.
     """
     state = json.loads(backend.to_str())["model"]
     scores = dict(state["vocab"]) if state["type"] == "Unigram" else None

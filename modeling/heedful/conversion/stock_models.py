@@ -48,11 +48,10 @@ def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
 
 @torch.no_grad()
 def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
-    """Return a Marian whose decoder starts with padding, its last token, with a vector of zeros.
+    """Return a Marian whose decoder starts with padding, its last token, with a vector of zeros; else a `ValueError`.
 
-    Marian's own models do so, and CTranslate2's converter relies on it. The first row of the decoder's table of
-    positions, which transformers reads from the file, gets the vector of Heed's start token. An engine that computes
-    its positions cannot run such a model. Another class is a `ValueError`.
+    CTranslate2's converter of Marian's own models relies on it. The first row of the decoder's table of positions,
+    which transformers reads from the file, gets the vector of Heed's start token; computed positions would lack it.
     """
     config: Any = copy.deepcopy(stock.config)
     if config.model_type != "marian":

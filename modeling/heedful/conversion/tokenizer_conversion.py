@@ -1,11 +1,9 @@
 """The tokenizers of a converted model: the same ids for the same text, as a `TokenizerPair`.
 
-Tokenizers of the `tokenizers` library (BART, mBART, NLLB, T5) become plain `PreTrainedTokenizerFast` files. Others
-(sentencepiece's of Marian and M2M100, ByT5's) stay what they are.
-
-Four things are Heed's own. The decoder's start token is called `bos_token`. Each row of the embeddings without a token
-gets one that no text can hold, because model and tokenizer must have one size. Special tokens inside a sentence are
-text, except gaps (T5's `<extra_id_0>`). MADLAD's words `<2xx>` become tags of a `TokenizerPair`.
+Those of the `tokenizers` library become plain `PreTrainedTokenizerFast` files; others (Marian's, M2M100's, ByT5's)
+stay. Four things are Heed's own. The decoder's start token is called `bos_token`. Each row of the embeddings without a
+token gets one that no text can hold. Special tokens inside a sentence are text, except gaps (T5's `<extra_id_0>`).
+MADLAD's words `<2xx>` become tags of a `TokenizerPair`.
 """
 
 import json

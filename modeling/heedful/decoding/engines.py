@@ -79,8 +79,7 @@ class GenerateEngine:
     ) -> list[list[Hypothesis]]:
         """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
 
-        A batch's padded source tokens × rows per sentence keep within the budget. `progress` gets the number of
-        sentences since its last call.
+        A batch's padded tokens × rows keep within the budget. `progress` gets the number of newly finished sentences.
         """
         settings = copy.deepcopy(config)
         if self.model.generation_config.max_new_tokens is None:  # `generate()` warns of two lengths
@@ -184,8 +183,7 @@ def score_sequences(
 ) -> torch.Tensor:
     """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
 
-    One pass of the model computes them: `generate()` returns scores of beams only with each step's scores of the whole
-    vocabulary, which take more memory than the model, and none for greedy search.
+    One pass of the model computes them: `generate()` would keep each step's scores of the whole vocabulary.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
     log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])

@@ -45,10 +45,9 @@ class PairScore:
 
 
 def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
-    """Return the dual conditional cross-entropy of a pair, in nats: lower is a better translation.
+    """Return |h1 - h2| + (h1 + h2) / 2, in nats, for the cross-entropies per token by models in both directions.
 
-    It is |h1 - h2| + (h1 + h2) / 2 for the cross-entropies per token of models in both directions (Junczys-Dowmunt,
-    2018, arXiv 1809.00197, which filters by exp of its negative).
+    Lower is a better translation (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
     """
     first, second = -forward.per_token, -backward.per_token
     return abs(first - second) + (first + second) / 2

@@ -86,10 +86,9 @@ def check_ids(generation_config: GenerationConfig, limit: int) -> None:
 
 
 def length_penalty(length: Numbers, alpha: float, form: LengthPenaltyForm) -> Numbers:
-    """Return the divisor of the log-probability of a hypothesis of `length` tokens, the end token included.
+    """Return the divisor of the log-probability of `length` tokens, with the end token and without the prompt.
 
-    It is transformers' length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14), with α =
-    0.6 in Vaswani et al. (2017, section 6.1). The prompt does not count.
+    It is length^α, or with `gnmt` the ((5 + length) / 6)^α of Wu et al. (2016, equation 14).
     """
     return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 

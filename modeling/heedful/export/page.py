@@ -39,11 +39,10 @@ CHOICES: dict[str, Sequence[Any]] = {
 
 
 def write_page(models: Sequence[str | Path], path: str | Path, example: str | None = None) -> Path:
-    """Write a page with one model or several, which translate one text side by side.
+    """Write a page, a .html file, with one model or several, which translate one text side by side.
 
-    `models` are folders, or ids on the Hub, of Transformers or of recurrent models with attention, each with a
-    byte-level BPE tokenizer for both sides. `path` ends in .html; a file there is replaced. The page opens with
-    `example`, by default that of a model's card. A `ValueError` names what the page cannot hold.
+    `models` are Transformers or recurrent models with attention, each with a byte-level BPE tokenizer for both sides.
+    The page opens with `example`, by default that of a model's card. A `ValueError` names what the page cannot hold.
     """
     path = check_writable(path, [".html"])
     packed, cards = [], []

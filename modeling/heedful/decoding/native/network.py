@@ -1,7 +1,6 @@
 """A Heed model's weights and its decoding step, packed for the CPU: the readable reference of `kernels.cpp`.
 
-`NativeNetwork` computes each model in torch; `CompiledNetwork` computes a step of the paper's in one call. Three
-things make a step cheap:
+Three things make a step cheap:
 
 - One matrix product gives query, key and value, another the source's keys and values of all layers.
 - Each sentence has its source's keys and values once, and all its hypotheses query them in one product.

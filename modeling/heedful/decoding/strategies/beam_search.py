@@ -1,7 +1,4 @@
-"""One beam search for `generate(custom_generate=BeamSearch(…))`, whose options can be combined.
-
-Without options it gives the tokens and scores of transformers. Options: forced words, several models, GNMT's length
-and coverage penalties, and a length limit relative to the source.
+"""One beam search for `generate(custom_generate=BeamSearch(…))`; without options it gives transformers' results.
 
 Letters in shape comments: B sentences, K hypotheses and M candidates of each, V target tokens, S source and L target
 length.
@@ -78,10 +75,10 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> torch.Tensor | ModelOutput:
-        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments, as of each strategy.
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments of each strategy.
 
         `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
-        Return `(B · num_return_sequences, L)` tokens, or with `return_dict_in_generate` a
+        Return `(B · num_return_sequences, L)` tokens, or if a dictionary is asked for, a
         `GenerateBeamEncoderDecoderOutput`.
         """
         steps.check_request("BeamSearch", model, generation_config, model_kwargs, HUB_MODES)

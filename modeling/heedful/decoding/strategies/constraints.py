@@ -67,10 +67,10 @@ class ForcedWords:
         """Order one sentence's candidates, hypothesis, token and progress, so that the fullest banks come first.
 
         From `(K, V)` accumulated log-probabilities, -inf for forbidden tokens, the candidates are the `count` best,
-        each hypothesis' best, and all `next_tokens`; those left out lack more tokens than there is `room` for, or end
-        too early. Candidates with equally many missing tokens form a bank. The banks take turns, from the fewest
-        missing tokens, each with its best candidate. This equals Post and Vilar's (2018) equal shares with unused
-        slots handed on: the fullest bank always has a slot, so each constraint is met in the end.
+        each hypothesis' best, and all `next_tokens`, without those that lack more tokens than there is `room` for, or
+        end too early. Those with equally many missing tokens form a bank. The banks take turns, each with its best
+        candidate, which equals Post and Vilar's (2018) allocation: the fullest bank always has a slot, so all
+        constraints are met in the end.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())

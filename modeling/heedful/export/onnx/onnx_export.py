@@ -27,8 +27,7 @@ def export_onnx(
 ) -> comparison.Export:
     """Write a saved Heed model as ONNX files, with its configuration and tokenizers, and compare it on sentences.
 
-    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call. A `ValueError` says if
-    float32 gives other logits, or int8 mostly other tokens.
+    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call.
     """
     if quantization not in get_args(Quantization):
         raise wrong("quantization", f"be one of {', '.join(get_args(Quantization))}", repr(quantization))

@@ -84,10 +84,10 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Return `logits` `(batch, target_length, decoder_vocab_size)` for the next token at each position.
+        """Return `logits` `(batch, target_length, decoder_vocab_size)`, with the arguments of the Heed model.
 
-        The arguments are those of the Heed model. A filled cache must be dynamic and takes one target token; the call
-        extends it. `use_cache` is not read. A `ValueError` refuses what the exported files do not compute.
+        A filled cache must be dynamic, takes one target token, and grows. What the files do not compute is a
+        `ValueError`.
         """
         _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:

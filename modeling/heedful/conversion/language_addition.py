@@ -239,7 +239,7 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
         kind += " without merges" * (not model["merges"])
         kind += " with marks of words" * bool(model["continuing_subword_prefix"] or model["end_of_word_suffix"])
     if kind not in ("BPE", "Unigram") and (pieces or kind[:3] not in ("BPE", "Wor")):
-        must = "BPE or Unigram for new pieces (`pieces` of 0 adds a tag alone)"
+        must = "of the kinds BPE or Unigram to get new pieces (`pieces` of 0 adds a tag alone)"
         raise ValueError(f"The tokenizer must be {must}, but is {kind} instead.")
 
 

@@ -28,7 +28,8 @@ def stock_config(config: HeedConfig) -> PreTrainedConfig:
     kind = stock_kind(config)
     family = FAMILIES[kind]
     if faults := list(field_faults(config, family.write_choices(config))):
-        raise ValueError(f"The model has no stock form; {family.model_class} is the nearest: {' '.join(faults)}")
+        nearest = f"of which {family.model_class} is the nearest"
+        raise ValueError(f"The model has no stock form, {nearest}: {' '.join(faults)}")
     options = family.stock_options(config)
     options |= {name: getattr(config, name) for name in ("bos_token_id", "vocab_size")}
     # Some classes would force a last token onto an output that is cut off.

@@ -1,1 +1,1 @@
-"""The processes and devices of a run: what a launcher says of them, what they exchange, and which signals end them."""
+"""The processes of a run: how they are launched, their devices, what they exchange, and the signals that end them."""

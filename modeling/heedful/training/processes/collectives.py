@@ -1,4 +1,4 @@
-"""What the ranks of a run do together; with one process, and whole weights, nothing is sent and nothing copied."""
+"""Collective operations of the ranks; with one process and whole weights, nothing is sent or copied."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,17 +26,17 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with all its shards; every rank must ask at the same time."""
+    """Return a tensor with all its shards; every rank must call this at the same time."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the shard of a tensor that this rank holds; it shares the tensor's memory."""
+    """Return this rank's shard of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
-    """Return weights with all their shards, gathered one after another on the CPU; a rank that keeps none: none."""
+    """Gather the shards of weights on the CPU, one weight after another; without `keep` this rank returns none."""
     weights = {}
     for name, tensor in tensors.items():
         complete = full_tensor(tensor.detach())
@@ -46,14 +46,14 @@ def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, t
 
 
 def shard_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
-    """Shard a whole tensor like another of its shape; each rank keeps its own shard."""
+    """Shard a whole tensor like another one of its shape."""
     if not isinstance(pattern, DTensor):
         return tensor
     return distribute_tensor(tensor.to(pattern.device), pattern.device_mesh, pattern.placements)
 
 
 def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
-    """Return the sum of each value over the ranks, the same on all of them, as Python floats."""
+    """Return the sum of each value over the ranks."""
     if accelerator.num_processes == 1:
         return [float(value) for value in values]
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
@@ -62,7 +62,7 @@ def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
 
 
 def any_rank(accelerator: Accelerator, condition: bool) -> bool:
-    """Return on every rank whether the condition holds on at least one, so that all do the same."""
+    """Return on every rank whether the condition holds on any."""
     return all_reduce(accelerator, condition)[0] > 0
 
 
@@ -72,16 +72,16 @@ def broadcast(accelerator: Accelerator, value: object) -> Any:
 
 
 class Watch(ExitStack):
-    """A context in which a process notices the loss of another; this one is for a process that is alone."""
+    """A context in which a process notices the loss of another; this one is for a single process."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may be silent, while it writes files."""
+        """Return a context in which this process may be silent, as while it writes files."""
         return nullcontext()
 
 
 @contextmanager
 def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
-    """Turn the errors that the end of another process causes into a `ProcessLostError`, which says so."""
+    """Raise a `ProcessLostError` for the errors that the end of another process causes."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The machine that a run uses: processes, devices, precision and trackers."""
+"""The Accelerator of a run: processes, devices, precision and trackers."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ PATIENCE = timedelta(hours=3)
 
 
 def precision_here(asked: str, on_cpu: bool) -> str:
-    """Return what Accelerate computes in where a recipe asks for that: something else if bf16 is not there."""
+    """Return Accelerate's name for a recipe's precision; where bf16 is missing, the one that takes its place."""
     if asked == "tf32":
         return "no"  # Accelerate has no name for it: `float32_products` sets it
     if asked != "bf16":
@@ -47,7 +47,7 @@ def precision_here(asked: str, on_cpu: bool) -> str:
 
 @contextmanager
 def float32_products(precision: str) -> Iterator[None]:
-    """Multiply float32 by TF32, 10 bits of each number, where that is a recipe's precision, and not afterwards."""
+    """Multiply float32 numbers with 10 bits each within the context, if the precision is tf32."""
     if precision != "tf32":
         yield
         return
@@ -60,7 +60,7 @@ def float32_products(precision: str) -> Iterator[None]:
 def make_accelerator(
     settings: OptimizationRecipe, trackers: Sequence[str] = (), folder: Path | None = None
 ) -> Accelerator:
-    """Set up devices, processes, precision and Accelerate's trackers, which write into the folder."""
+    """Set up devices, processes, precision, and trackers that write into the folder."""
     on_cpu = runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
         raise wrong("optimization.mixed_precision", "be no or bf16 on the CPU", settings.mixed_precision)
@@ -83,14 +83,14 @@ def make_accelerator(
 
 
 def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
-    """Return the watch for as many processes as there are, with settings of `Heartbeat`."""
+    """Return a `Heartbeat` with these settings; for a single process, a `Watch`."""
     if accelerator.num_processes == 1:
         return Watch()
     return Heartbeat(accelerator, **settings)
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:
-    """Return whether the CPU is used: asked for as `auto`, `cpu` or `cuda`, or for lack of a GPU."""
+    """Return whether the CPU is used where `auto`, `cpu` or `cuda` is asked for."""
     obstacles = ["there is no GPU"] if not torch.cuda.is_available() else []
     obstacles += ["the accelerate file says `use_cpu`"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
     if device == "cuda" and obstacles:
@@ -106,22 +106,21 @@ def keep_exchange_exact(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def kind_of_machine(accelerator: Accelerator) -> str:
-    """Name what decides how a run rounds: the processor or GPU, and the precision that is really used."""
+    """Name the processor or GPU and the precision in use, which decide how a run rounds."""
     on_cuda = accelerator.device.type == "cuda"
     kind = torch.cuda.get_device_name(accelerator.device) if on_cuda else processor_heed.kind()
     return f"{kind}, {accelerator.mixed_precision.replace('no', 'float32')}"
 
 
 def hardware_in_words(accelerator: Accelerator) -> str:
-    """Name what a run runs on, for its model card."""
+    """Name the hardware of a run for its model card."""
     return f"{accelerator.num_processes} × {kind_of_machine(accelerator)}"
 
 
 def join_processes(device: str | None) -> Accelerator:
-    """Join the processes; each takes its own device: cpu, cuda, or with `None` a GPU where there is one."""
+    """Join the processes; each takes its own device. `None` is a GPU where there is one."""
     if device not in (None, "cpu", "cuda"):
-        must = "cpu or cuda where several processes run, each of which takes its own"
-        raise wrong("device", f"be {must}", device)
+        raise wrong("device", "be cpu or cuda where several processes run, each of which takes its own", device)
     on_cpu = runs_on_cpu(device or "auto", name="device")
     check_processes(on_cpu)
     return Accelerator(cpu=on_cpu, kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])

@@ -1,4 +1,4 @@
-"""Ends a process when another one of its run, which need not close its connection, sends no more heartbeats."""
+"""Heartbeats: a process ends when another one of its run sends none, even if its connection stays open."""
 
 import itertools
 import os
@@ -26,10 +26,10 @@ class Heartbeat(Watch):
         super().__init__()
         self.accelerator, self.period, self.patience = accelerator, period, patience
         self._stopped, self._is_paused = threading.Event(), False
-        self._sending = threading.Lock()  # a heartbeat is made and sent before the next one is
+        self._sending = threading.Lock()  # heartbeats keep their order
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
         watched = range(1, accelerator.num_processes) if accelerator.is_main_process else [0]
-        self._last_seen = dict.fromkeys(watched, 0.0)  # when each rank was
+        self._last_seen = dict.fromkeys(watched, 0.0)  # by rank
         self._store: TCPStore | None = None
 
     def __enter__(self) -> "Heartbeat":
@@ -48,7 +48,7 @@ class Heartbeat(Watch):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the others wait without limit while this process does what may delay its heartbeats, such as writing."""
+        """Let the others wait without limit, because writing may delay heartbeats."""
         self._is_paused = True
         self._send(0)
         try:
@@ -74,7 +74,6 @@ class Heartbeat(Watch):
                 self._store.set(f"alive-{self.accelerator.process_index}", PAUSED if self._is_paused else str(count))
 
     def _exchange(self) -> None:
-        """Send heartbeats and read those of the watched ranks, until the store is lost or the context left."""
         assert self._store is not None
         last = dict.fromkeys(self._last_seen, b"")
         for count in itertools.takewhile(lambda _: not self._stopped.wait(self.period), itertools.count(1)):
@@ -90,11 +89,11 @@ class Heartbeat(Watch):
                 return
 
     def _judge(self) -> None:
-        """End this process if another has not been seen alive for too long; never call the store, which may hang."""
+        """End this process if another is lost; this thread never calls the store, which may hang."""
         looked = time.monotonic()
         while not self._stopped.wait(self.period):
             before, looked = looked, time.monotonic()
-            if looked - before > self.period + 0.5 * self.patience:  # it was this process that was suspended
+            if looked - before > self.period + 0.5 * self.patience:  # this process itself was suspended
                 self._last_seen |= dict.fromkeys(self._last_seen, looked)
             for rank, moment in self._last_seen.items():
                 if time.monotonic() - moment > self.patience and not self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""Checks of the launcher against recipe and machine before the processes meet, and would wait for one that fails."""
+"""Checks of the launcher against recipe and machine, before processes would wait for one that fails."""
 
 import os
 
@@ -29,7 +29,7 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
     # Accelerate would divide every loss by it.
     reason = "accumulation follows from `optimization.tokens_per_update` and `optimization.token_budget`"
     _check_field("gradient_accumulation_steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1", reason)
-    # In Accelerate the recipe's precision has precedence, so that the file's would be ignored; it does not know tf32.
+    # Accelerate would ignore the file's precision for the recipe's, and does not know tf32.
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         allowed = " or ".join(dict.fromkeys(["no", settings.mixed_precision.replace("tf32", "no")]))
         reason = "`optimization.mixed_precision` of the recipe decides"
@@ -56,7 +56,7 @@ def check_processes(on_cpu: bool) -> None:
 
 
 def _distributed_type() -> str:
-    """Return the `distributed_type` of the accelerate file, as far as its processes can know it."""
+    """Return the `distributed_type` of the accelerate file as far as a process can see it."""
     for kind in ("DEEPSPEED", "FSDP"):
         if is_set(f"ACCELERATE_USE_{kind}"):
             return kind
@@ -66,7 +66,7 @@ def _distributed_type() -> str:
 
 
 def _check_field(field: str, variable: str, allowed: str, reason: str = "", unset: str | None = None) -> None:
-    """Check a field of the accelerate file, which its processes find in an environment variable."""
+    """Check a field of the accelerate file, which reaches processes in an environment variable."""
     values = allowed.split(" or ")
     value = os.environ.get(variable, unset or values[0])
     if value.lower() not in values:

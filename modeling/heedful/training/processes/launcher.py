@@ -1,4 +1,4 @@
-"""What a launcher tells the processes it starts, through environment variables; imports nothing that takes long."""
+"""The environment variables that a launcher sets for its processes; this file imports nothing slow."""
 
 import os
 
@@ -8,7 +8,7 @@ WORLD_SIZE_NAMES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_
 
 
 def rank() -> int:
-    """Return the number of this process, from 0, which is the main process."""
+    """Return the number of this process; 0 is the main process."""
     return _first(RANK_NAMES, 0)
 
 

@@ -16,10 +16,10 @@ class TrainingInterrupted(Exception):
 
 
 class StopSignals:
-    """A context in which Ctrl-C and SIGTERM are noted; a second Ctrl-C ends the process, a second SIGTERM does not."""
+    """A context that notes Ctrl-C and SIGTERM; a second Ctrl-C ends the process, a second SIGTERM does not."""
 
     def __init__(self) -> None:
-        self.received: int | None = None  # the number of the last signal that has come
+        self.received: int | None = None  # the number of the last signal
         self._interruption: TrainingInterrupted | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -33,7 +33,7 @@ class StopSignals:
 
     @contextmanager
     def interrupting(self, interruption: TrainingInterrupted) -> Iterator[None]:
-        """Let a signal raise this at once while the context is entered, because nothing would be lost."""
+        """Let a signal raise this at once within the context, where nothing would be lost."""
         self._interruption = interruption
         try:
             yield

@@ -1,4 +1,4 @@
-"""What HeedSeq2SeqTrainer reads and what it predicts: micro-batches of an epoch, and tokens without padding."""
+"""HeedSeq2SeqTrainer's micro-batches of an epoch, and its predictions without padding."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from heedful.data.epochs.micro_batches import Tensors, assign, by_length, sorted
 
 
 class EmptyBatch(list[Any]):
-    """Rows of which no label counts, for a process that has no micro-batch of an update."""
+    """Rows whose labels do not count, for a process without a micro-batch."""
 
 
 def without_labels(batch: Tensors) -> Tensors:
@@ -26,7 +26,7 @@ def without_labels(batch: Tensors) -> Tensors:
 
 
 def with_a_column(batch: Mapping[str, Any], config: PreTrainedConfig) -> Tensors:
-    """Return what a collated batch holds, with one column of padding where all rows of a side are empty."""
+    """Return a collated batch with one column of padding where all rows of a side are empty."""
     held = {name: values for name, values in batch.items() if values is not None}
     fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": IGNORED_LABEL}
     for name, filler in (fillers | {"decoder_input_ids": getattr(config, "decoder_start_token_id", 0) or 0}).items():
@@ -36,15 +36,15 @@ def with_a_column(batch: Mapping[str, Any], config: PreTrainedConfig) -> Tensors
 
 
 def collate_micro_batch(collate: Callable[[list[Any]], Tensors], rows: list[Any]) -> Tensors:
-    """Make tensors of the rows of a micro-batch, of which those of a `EmptyBatch` do not count."""
+    """Make tensors of the rows of a micro-batch; the labels of an `EmptyBatch` are ignored."""
     batch = collate(list(rows))
     return without_labels(batch) if isinstance(rows, EmptyBatch) else batch
 
 
 class MicroBatches(Dataset[Any]):
-    """The micro-batches of all processes, `parts` an update, as `plan` lists their rows for each epoch.
+    """The micro-batches of all processes, `parts` an update; `plan` lists the rows of each for an epoch.
 
-    Element `epoch × len + place` tells worker processes the epoch, too; an empty one is an `EmptyBatch` of `filler`.
+    The number `epoch × len + place` of a micro-batch carries the epoch to worker processes.
     """
 
     def __init__(self, rows: Sequence[Any], plan: Callable[[int], list[list[int]]], parts: int, filler: int):
@@ -68,8 +68,8 @@ class MicroBatches(Dataset[Any]):
 class Epoch(Sampler[int]):
     """The numbers of an epoch's micro-batches, in order."""
 
-    size: int  # the number of micro-batches
-    number: Callable[[], int]  # returns the number of the epoch
+    size: int  # in micro-batches
+    number: Callable[[], int]  # of the epoch
 
     def __len__(self) -> int:
         return self.size
@@ -80,14 +80,14 @@ class Epoch(Sampler[int]):
 
 
 def is_list(rows: object) -> TypeGuard[Sequence[Any]]:
-    """Return whether a dataset has a length and its rows can be read in any order."""
+    """Return whether a dataset has a length, and rows in any order."""
     return has_length(rows) and not isinstance(rows, IterableDataset)
 
 
 def micro_batches(
     rows: Sequence[Any], args: Seq2SeqTrainingArguments, tokens_per_update: int | None, buckets_per_update: int
 ) -> MicroBatches:
-    """Plan the updates of a training dataset, of a number of pairs or of `tokens_per_update`."""
+    """Plan updates of equally many pairs, or of `tokens_per_update`."""
     parts = args.gradient_accumulation_steps * args.world_size
     seed = args.seed if args.data_seed is None else args.data_seed
     if tokens_per_update is None:
@@ -107,7 +107,7 @@ def micro_batches(
 
 
 def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list[list[int]]:
-    """Cut the numbers of all rows, shuffled unless there is no seed, into micro-batches of `size`."""
+    """Cut the numbers of all rows, shuffled if there is a seed, into micro-batches of `size`."""
     order = np.arange(rows)
     if seed is not None:
         draws = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(rows)
@@ -128,7 +128,7 @@ def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> l
 
 
 def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:
-    """Put -100 behind the end of each of `(batch, length)` generated tokens, and cut them to the longest."""
+    """Put -100 after the end of each of `(batch, length)` generated tokens, and cut them to the longest."""
     is_pad, is_end = (torch.isin(tokens, tokens.new_tensor([i for i in ids if i is not None])) for ids in (pads, ends))
     is_end[:, :prompt] = False  # an end token there does not end the sentence
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)

@@ -1,4 +1,4 @@
-"""HeedSeq2SeqTrainer's checkpoints: whole or absent, like those of the loop, and checked before they are loaded."""
+"""HeedSeq2SeqTrainer's checkpoints: whole or absent, and checked before they are loaded."""
 
 import shutil
 from collections.abc import Sequence
@@ -18,13 +18,12 @@ from heedful.training.trainer.streams import SharedUpdates
 logger = logging.get_logger(__name__)
 
 PREFIX = "checkpoint-"
-# The folder beside the checkpoints in which one is written. Trainer pushes no name that begins like that.
-UNFINISHED = "_unfinished_checkpoint"
+UNFINISHED = "_unfinished_checkpoint"  # a folder to write into; Trainer pushes no name that begins with _
 NEEDED = ("trainer_state.json", "optimizer.pt", "scheduler.pt")
 
 
 class WholeCheckpoints(SharedUpdates):
-    """The part of a trainer that saves, resumes and pushes: a checkpoint is whole or absent, and pushed with code."""
+    """The part of a trainer that saves, resumes and pushes."""
 
     _is_saving = False
 
@@ -34,7 +33,7 @@ class WholeCheckpoints(SharedUpdates):
         return super().train(path, *args, **kwargs)
 
     def _checked(self, given: str | bool, needed: Sequence[str] = NEEDED) -> str:
-        """Return the checkpoint to load, which the main process checks; its error is raised in all processes."""
+        """Let the main process check the checkpoint to load; all processes raise its error."""
         path, error = Path(str(given)), ""
         if self.accelerator.is_main_process:
             try:
@@ -60,7 +59,7 @@ class WholeCheckpoints(SharedUpdates):
         return str(Path(folder) / UNFINISHED) if self._is_saving else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint elsewhere, and only then let it take its place; push and delete as Trainer does."""
+        """Write a checkpoint in another folder, rename it when it is whole, and push and delete as Trainer does."""
         finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
         folder = Path(self._get_output_dir(trial))
@@ -100,7 +99,7 @@ class WholeCheckpoints(SharedUpdates):
         super()._issue_warnings_after_load(load_result)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push as Trainer does, which sends weights and configs, together with their code and tokenizers."""
+        """Push code and tokenizers with the weights and configs that Trainer pushes."""
         if self._is_saving:
             return  # it is not there yet
         if self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END:
@@ -112,16 +111,14 @@ class WholeCheckpoints(SharedUpdates):
         super()._push_from_checkpoint(checkpoint_folder)
 
     def _stop_if(self, is_bad: bool, what: str) -> None:
-        """Stop all processes where something is bad in one of them."""
         if any_rank(self.accelerator, is_bad):
             cause = "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed"
-            raise FloatingPointError(
-                f"Training has diverged near update {self.state.global_step + 1} ({what}): {cause}."
-            )
+            diverged = f"Training has diverged near update {self.state.global_step + 1} ({what})"
+            raise FloatingPointError(f"{diverged}: {cause}.")
 
 
 def finish_checkpoint(written: Path, path: Path) -> None:
-    """Make a checkpoint that has been written elsewhere appear, in place of an earlier one."""
+    """Move a written checkpoint to its path, in place of an earlier one."""
     checkpoints.write_manifest(written)
     if path.exists():
         path.rename(written.with_name("replaced"))
@@ -161,7 +158,7 @@ def check_checkpoint(path: Path) -> None:
 
 
 def check_is_complete(path: Path, needed: Sequence[str]) -> None:
-    """Refuse a checkpoint that lacks what training needs besides the weights, instead of beginning without it."""
+    """Refuse a checkpoint without the files that training needs besides the weights."""
     if missing := [name for name in needed if not (path / name).is_file()]:
         found = f"{path} lacks {', '.join(missing)} (`save_only_model` leaves them out)"
         raise ValueError(f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {found}.")

@@ -1,4 +1,4 @@
-"""What HeedSeq2SeqTrainer trains on: the same updates for any number of processes, and found again at resume."""
+"""The updates of HeedSeq2SeqTrainer: the same for any number of processes, and found again at resume."""
 
 import inspect
 import json
@@ -28,17 +28,17 @@ Count = torch.Tensor | int | None  # of the labels of an update
 
 
 class StreamedBatches(IterableDataset[Tensors]):
-    """One process's share of every update of a stream, which all read; `copies` processes get the same one."""
+    """One process's share of each update of a stream; all processes read it, and `copies` of them share one share."""
 
     def __init__(self, batches: DataLoader[Any], parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
         self.processes, self.process = accelerator.num_processes // copies, accelerator.process_index // copies
         self.parts = parts * self.processes
-        self.epoch, self.is_over = 0, False  # whether no update of the epoch is to come
+        self.epoch, self.is_over = 0, False  # `is_over`: the epoch has no further update
         self.first_update: int | None = None  # the number of finished updates when the epoch began
         self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
-        self.expected: dict[str, Any] = {}  # how far the run was that is resumed
-        self.left_over: list[Tensors] = []  # at an epoch's end; begins the next epoch's first update
+        self.expected: dict[str, Any] = {}  # the place where the resumed run stopped
+        self.left_over: list[Tensors] = []  # at an epoch's end, for the next epoch's first update
 
     def __len__(self) -> int:
         return int(-(-len(self.batches) // self.processes))
@@ -56,7 +56,6 @@ class StreamedBatches(IterableDataset[Tensors]):
                 yield of_lists.without_labels(update[0])
 
     def _updates(self) -> Iterator[list[Tensors]]:
-        """Read an epoch and yield its updates."""
         size = len(self.batches) if has_length(self.batches) else None
         update, self.left_over, self.marks, read = self.left_over, [], [], 0
         for read, batch in enumerate(self.batches, start=1):
@@ -70,9 +69,8 @@ class StreamedBatches(IterableDataset[Tensors]):
         if not read:
             raise ValueError(f"`train_dataset` must hold at least one pair, but is empty in epoch {self.epoch + 1}.")
         if size not in (None, read):
-            found = "more" if read > size else read
             must = f"have the length that it says, which is {size} batches"
-            raise wrong("train_dataset", must, found, verb="has")
+            raise wrong("train_dataset", must, "more" if read > size else read, verb="has")
         if update and size is not None:
             self._note(update)
             yield update
@@ -85,7 +83,7 @@ class StreamedBatches(IterableDataset[Tensors]):
         self.left_over = update
 
     def _note(self, update: list[Tensors]) -> None:
-        """Add up the labels of an update, and compare them with those of other processes and of an earlier run."""
+        """Add up an update's labels, and compare the sum with other processes and the resumed run."""
         labels = [batch["labels"] for batch in update if isinstance(batch.get("labels"), torch.Tensor)]
         mark = float(sum((values + 1).clamp(min=0).sum() for values in labels))
         self._check_agreement(mark)
@@ -97,7 +95,7 @@ class StreamedBatches(IterableDataset[Tensors]):
             raise ValueError(f"`train_dataset` must {must}, but gives others in epoch {self.epoch + 1}: {advice}.")
 
     def _check_agreement(self, mark: float) -> None:
-        """Refuse a stream that is another one in another process."""
+        """Refuse a stream that differs between processes."""
         if self.accelerator.num_processes == 1:
             return
         marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
@@ -107,14 +105,14 @@ class StreamedBatches(IterableDataset[Tensors]):
             raise ValueError(f"`train_dataset` must {must}: {advice}.")
 
     def save(self, folder: Path, finished: int) -> None:
-        """Note in the checkpoint after so many finished updates how far the stream was trained on."""
+        """Write the stream's place after `finished` updates of the run into a checkpoint."""
         updates = 0 if self.first_update is None else finished - self.first_update
         labels = self.marks[updates - 1] if updates else None
         place = {"epoch": self.epoch, "updates": updates, "labels": labels, "is_over": self.is_over}
         (folder / FILE).write_text(json.dumps(place))
 
     def seek(self, checkpoint: Path, finished: int, updates_per_epoch: int) -> tuple[int, int]:
-        """Return the epoch of the update after so many finished ones, and how many finished ones that epoch has."""
+        """Return the epoch of the update after `finished` ones, and the finished updates of that epoch."""
         if not (checkpoint / FILE).is_file():
             found = f"{checkpoint} does not; `ignore_data_skip` begins again at the start of the stream"
             must = f"hold {FILE} where `train_dataset` is a stream"
@@ -123,7 +121,7 @@ class StreamedBatches(IterableDataset[Tensors]):
         epoch, updates = self.expected["epoch"], self.expected["updates"]
         if self.expected["is_over"] or updates == updates_per_epoch:
             epoch, updates = epoch + 1, 0
-        for earlier in range(0 if has_length(self) else epoch):  # to find what they have left over
+        for earlier in range(0 if has_length(self) else epoch):  # for their left-over batches
             self.set_epoch(earlier)
             for _ in self._updates():
                 pass
@@ -133,14 +131,14 @@ class StreamedBatches(IterableDataset[Tensors]):
 
 
 class SharedUpdates(Seq2SeqTrainer):
-    """The part of a trainer that reads: an update has the same number of micro-batches in every process."""
+    """The part of a trainer that reads its data."""
 
     # transformers' own annotations are narrower (a model) or wider (the arguments) than what is used here.
     args: Any
     model: Any
     tokens_per_update: int | None
     buckets_per_update: int
-    _stream: StreamedBatches | None = None  # what is trained on, unless it is a list
+    _stream: StreamedBatches | None = None  # `None` for a dataset with a length
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process; an update has the same number of them in every process."""
@@ -159,7 +157,6 @@ class SharedUpdates(Seq2SeqTrainer):
         return cast("DataLoader[Any]", self.accelerator.prepare(loader))
 
     def _loading(self) -> dict[str, Any]:
-        """Return how a `DataLoader` collates the rows of a micro-batch, by how many workers and so on."""
         collate, args = self.data_collator, self.args
         if args.remove_unused_columns:
             taken = inspect.signature(unwrap_peft_model(self.model).forward).parameters
@@ -170,12 +167,11 @@ class SharedUpdates(Seq2SeqTrainer):
         return {"collate_fn": partial(of_lists.collate_micro_batch, collate), **settings}
 
     def _loader_of_stream(self, rows: object) -> DataLoader[Any]:
-        """Return a loader of this process's micro-batches of a stream, all of which every process reads."""
+        """Return this process's micro-batches of a stream, which every process reads whole."""
         if self.tokens_per_update is not None:
             raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
         if not isinstance(rows, IterableDataset):
-            must = "have a length or be an IterableDataset"
-            raise wrong("train_dataset", must, type(rows).__name__)
+            raise wrong("train_dataset", "have a length or be an IterableDataset", type(rows).__name__)
         args, copies = self.args, self.get_tp_size()
         loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
         if args.dataloader_num_workers > 1:
@@ -187,7 +183,7 @@ class SharedUpdates(Seq2SeqTrainer):
         return cast("DataLoader[Any]", DataLoaderShard(self._stream, batch_size=None, **own))
 
     def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
-        """Return the epoch that a run begins with, and the micro-batches of it that were trained on before."""
+        """Return the first epoch of a run, and how many of its micro-batches an earlier run has trained on."""
         found = super()._init_training_state(max_steps, updates_per_epoch, epochs, *args)
         checkpoint, _ = args
         if checkpoint is None or self.args.ignore_data_skip:

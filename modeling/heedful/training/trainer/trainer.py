@@ -39,28 +39,26 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
 
-    - Loss and gradient: the summed cross-entropy is divided by the number of labels of the whole update, over all
-      micro-batches and processes, which Marian, BART, T5 and others ignore. A Heed model computes its own loss;
-      `label_smoothing_factor` replaces its `config.label_smoothing`, unless it is 0.
-    - Updates (`SharedUpdates`): every pair comes once in an epoch. The order follows from the seed and the epoch
-      alone, so a resumed run has the same updates, even with another number of processes, as long as an update has as
-      many pairs (or tokens). A stream keeps its own order, and every process reads it and takes its share.
-    - Checkpoints (`WholeCheckpoints`): written whole, with checksums; the newest whole one is resumed. Every push
-      holds the code that config.json names.
+    - Loss and gradient: the summed cross-entropy is divided by the labels of the whole update, over all micro-batches
+      and processes. `label_smoothing_factor`, unless it is 0, replaces a Heed model's `config.label_smoothing`.
+    - Updates: every pair comes once in an epoch. The order follows from the seed and the epoch alone, so a resumed run
+      has the same updates on any number of processes, as long as an update has as many pairs (or tokens). A stream
+      keeps its own order; every process reads it and takes its share.
+    - Checkpoints: written whole, with checksums; the newest whole one is resumed. A push includes the model's code.
     - `eval_loss`: the mean over all labels of the plain cross-entropy, or of your own loss, if the model's class
       overrides `loss`, or `forward` with `num_items_in_batch`. The pairs of a batch then share their mean.
     - Predictions: one for each pair, in the order of the dataset, the same in every process, padded with -100 only.
       `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every pair.
     - A loss or a weight that is not finite stops all processes with an error before the weights change or are saved.
-    - Special ids and a length that `generation_config` leaves open are the model's.
+    - Special ids and lengths that `generation_config` lacks come from the model.
 
     Args:
         args: Arguments of Seq2SeqTrainer.
-        tokens_per_update: The padded tokens of one update; replaces `per_device_train_batch_size`. A micro-batch has
-            about `tokens_per_update / (gradient_accumulation_steps × processes)` of them.
+        tokens_per_update: The padded tokens of one update; replaces `per_device_train_batch_size`. They are divided
+            among `gradient_accumulation_steps × processes` micro-batches.
         buckets_per_update: The number of groups of pairs of similar length in an update; see `UpdateBatches`.
-        kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`, which is saved with
-            both tokenizers; with it, or with a tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` by default.
+        kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`; with it, or with a
+            tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` by default.
 
     Raises:
         ValueError: If a setting would be ignored, or would break these promises.
@@ -98,12 +96,9 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     @property
     def _plain_model(self) -> Any:
-        """The model itself, without what Accelerate and peft wrap around it."""
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
     def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `model_init` with the smoothing and the generation settings of the arguments."""
-
         @wraps(make)  # transformers counts the parameters, of which a partial function has others
         def make_and_complete(*trial: Any) -> Any:
             model = make(*trial)
@@ -113,7 +108,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return make_and_complete
 
     def _complete(self, model: Any, own: GenerationConfig | None) -> None:
-        """Give a model the arguments' smoothing and `generation_config`, its gaps filled from the model's own."""
+        """Give a model the arguments' smoothing and `generation_config`, completed by the model's own."""
         plain = unwrap_peft_model(model)
         if _counts_labels(plain) and self.args.label_smoothing_factor:
             plain.config.label_smoothing = self.args.label_smoothing_factor
@@ -128,7 +123,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         model.generation_config = settings
 
     def _check_tokenizer(self) -> None:
-        """Warn if only one of a model's two tokenizers would be saved; raise where it would meet another's target."""
+        """Warn if one of two tokenizers would not be saved; raise if the folder has the target's of another model."""
         config = unwrap_peft_model(self.model).config
         has_two = getattr(config, "decoder_vocab_size", None) not in (None, config.vocab_size)
         has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
@@ -212,7 +207,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         model.zero_grad()
 
     def _without_labels(self, inputs: Tensors) -> Tensors:
-        """Return the inputs with what the decoder reads in place of the labels, so that no loss is computed twice."""
+        """Return the inputs with `decoder_input_ids` in place of the labels: the loss is not computed twice."""
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if not {"decoder_input_ids", "decoder_inputs_embeds"} & rest.keys():
             model = self._plain_model
@@ -222,7 +217,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     @torch.no_grad()
     def _check_own_loss(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
-        """Refuse a model whose own loss has further terms, such as that of a router, which would be left out."""
+        """Refuse a model whose own loss has further terms, such as a router's: they would be left out."""
         if not (count := (labels != IGNORED_LABEL).sum()):
             return
         logits, own = outputs["logits"], outputs["loss"].float()
@@ -303,19 +298,19 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
 
 def _counts_labels(model: Any) -> bool:
-    """Return whether a model divides its loss by the number of labels that it is given, as Heed models do."""
+    """Return whether a model divides its loss by a given number of labels, as Heed models do."""
     return "num_items_in_batch" in inspect.signature(model.forward).parameters
 
 
 def _listed(rows: Any) -> Any:
-    """Return rows of a known number: all predictions are held in memory anyway, and only these are divided evenly."""
+    """Return the rows as lists: only known numbers are divided evenly, and all predictions fill memory anyway."""
     if isinstance(rows, dict):
         return {name: _listed(each) for name, each in rows.items()}
     return rows if rows is None or is_list(rows) else list(rows)
 
 
 def _shifted(model: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Return what the decoder reads before each label, for models that have no method for it."""
+    """Return `decoder_input_ids` for models without a method for it."""
     shifted = labels.new_full(labels.shape, special_token(model, "decoder_start_token_id"))
     shifted[:, 1:] = labels[:, :-1]
     return shifted.masked_fill(shifted == IGNORED_LABEL, special_token(model, "pad_token_id"))

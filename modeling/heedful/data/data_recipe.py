@@ -34,12 +34,8 @@ class MixturePart(Section):
 class CleaningRules(Section, section="data.cleaning"):
     """Rules to drop pairs, which count under the first rule they break, in the order of `cleaning.REASONS`."""
 
-    max_ratio: float | None = key(
-        "drops a pair if one side has more than this many times the other's characters", None, least=1
-    )
-    drop_duplicates: bool = key(
-        "the same pair again, in another part too; two targets of a source are two pairs", False
-    )
+    max_ratio: float | None = key("drops pairs with one side more than this many times as long", None, least=1)
+    drop_duplicates: bool = key("repeated pairs; two targets of a source are two pairs", False)
     drop_identical: bool = key("source and target alike", False)
     # Training on a held-out source, even with another target, would spoil the test. In further parts of a mixture, and
     # in both directions, a side may be generated or of another language, so neither may be a held-out text.
@@ -52,12 +48,8 @@ class AugmentationRules(Section, section="data.augmentation"):
 
     lower_case: float = key("of the sources: put in lower case", 0.0, least=0, most=1)
     typos: float = key("of the words of sources: letters swapped, left out, doubled or repeated", 0.0, least=0, most=1)
-    no_final_punctuation: float = key(
-        "of the sources: without the full stop at the end, or ? or !", 0.0, least=0, most=1
-    )
-    joined: float = key(
-        "of the pairs: another pair joined behind (Kondo et al., 2021), if it is not too long", 0.0, least=0, most=1
-    )
+    no_final_punctuation: float = key("of the sources: without final full stop, ? or !", 0.0, least=0, most=1)
+    joined: float = key("of the pairs: joined with another one (Kondo et al., 2021)", 0.0, least=0, most=1)
 
 
 @dataclass
@@ -76,40 +68,28 @@ class DataRecipe(Section, section="data"):
     target: str = key("the language or column of the targets, likewise")
     validation: Location | None = key("measured while training; empty holds some of `train` out", None)
     test: dict[str, Location] = key("names and places; tested once, after training", dict, resumes=True)
-    references: str | None = key(
-        "a column of the validation's and the tests' rows with the list of all targets that are right, where several "
-        "are; training never reads it",
-        None,
-    )
-    held_out: dict[str, Location] = key(
-        "files, by any name, without `folder`: no text of theirs is trained on either", dict, resumes=True
-    )
+    references: str | None = key("a column of validation and tests with the list of all right targets", None)
+    held_out: dict[str, Location] = key("files, without `folder`, of texts not to train on", dict, resumes=True)
     folder: str | None = key("stands before the file names above", None, resumes=True, on_card=False)
     mixture: dict[str, MixturePart] = key(
-        "further parts of the training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}; a column that"
-        " is left out is the one above. `to: fr` where the part's targets are in another language than `target`: "
-        "the model then learns several, chosen by tags such as <2fr>. `tag: bt` puts the token <bt> before the "
-        "part's sources (Caswell et al., 2019). Validation and tests stay those of the pairs above",
+        "further parts of the training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}, by default with "
+        "the columns above. `to: fr` names another target language: the model then learns several, with tags such as "
+        "<2fr>. `tag: bt` puts <bt> before the sources (Caswell et al., 2019). Validation and tests stay those above",
         dict,
     )
     temperature: float = key(
-        "1: every pair of all parts comes once in an epoch. A larger one repeats small parts and thins large ones: n "
-        "pairs get a share proportional to n^(1/temperature) (Arivazhagan et al., 2019; 5 in the paper)",
-        1.0,
-        least=1,
+        "above 1 repeats small parts: n pairs get shares of n^(1/temperature) (Arivazhagan et al., 2019)", 1.0, least=1
     )
     both_directions: bool = key("true also trains target to source, with language tags", False)
     streaming: bool = key("true reads a corpus that does not fit in memory from disk, epoch by epoch", False)
     pool_size: int = key("pairs of a stream that are sorted into batches together", 20000, least=1)
-    max_source_tokens: int | None = key(
-        "pairs with a longer source are dropped and counted; empty for no limit", 256, least=1
-    )
+    max_source_tokens: int | None = key("pairs with a longer source are dropped; empty: no limit", 256, least=1)
     max_target_tokens: int | None = key("the same of targets", 256, least=1)
     cleaning: CleaningRules = key("which pairs are dropped", CleaningRules)
     augmentation: AugmentationRules = key("changes shares of the pairs, others in every epoch", AugmentationRules)
     denoise: list[str] = key(
-        "files with one text a line (.txt, .gz), in the target language, which the model learns to mend, damaged anew "
-        "in every epoch. It then learns no pair, for a run before that of the pairs; the tokenizer learns both",
+        "files with one text a line (.txt, .gz), in the target language, which the model learns to restore in place "
+        "of pairs, for a run before that of the pairs; the tokenizer learns both",
         list,
     )
 

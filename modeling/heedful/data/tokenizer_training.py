@@ -43,22 +43,17 @@ class TokenizerRecipe(Section, section="tokenizer"):
 
     path: str | None = key("a folder with a trained tokenizer; empty trains one from the training pairs", None)
     algorithm: Algorithm = key(
-        "bpe, unigram (both on bytes), character (as readers see them) and jamo (the same, but the letters of Korean "
-        "syllables) know every text; word is for symbols with spaces between, such as phonemes or commands",
-        "bpe",
+        "bpe, unigram (on bytes), character, jamo (Korean letters): any text; word: symbols such as phonemes", "bpe"
     )
     vocab_size: int | None = key(
-        "tokens, special ones included, the most frequent. Empty, with character, jamo or word: all that the texts"
-        " have. With word the vocabulary is then closed: another word, in validation or tests too, is an error and"
-        " not <unk>",
+        "tokens, special ones included. Empty, for character, jamo or word: all of the texts. The vocabulary of word "
+        "is then closed: other words are errors, in validation and tests too, and not <unk>",
         8000,
         least=1,
     )
     joint: bool = key("one vocabulary for both sides (section 5.1 of the paper)", True)
     target_algorithm: Algorithm | None = key("the target's own where they are not joint; empty is the one above", None)
-    target_vocab_size: int | None = key(
-        "likewise; empty is `vocab_size`, and with `target_algorithm` all that the texts have", None, least=1
-    )
+    target_vocab_size: int | None = key("likewise; empty: `vocab_size`, or all by `target_algorithm`", None, least=1)
     sentences: int | None = key("train it from so many pairs, drawn once; empty for all", None, least=1)
 
     def check(self) -> None:

@@ -146,6 +146,8 @@ def test_the_grid_has_a_small_map_for_each_head_in_its_place_of_words_or_tokens(
     np.testing.assert_array_equal(last[2].images[0].get_array(), maps.weights["cross"][1, 2])
     assert [label.get_text() for label in whole[-1].get_xticklabels()] == maps.source_tokens
     assert [label.get_text() for label in whole[3].get_yticklabels()] == maps.target_tokens
+    labels = whole[0].get_yticklabels(), whole[3].get_yticklabels(), whole[-1].get_xticklabels()
+    assert len({tuple(each[0].get_family()) for each in labels}) == 1  # one that has Korean letters
     maps = replace(random_maps(1, 2, 2, 3), source_shown=Words(["고양이가", "잔다."], [0, 0, 1]))
     draw_attention_grid(maps, tmp_path / "grid.png")
     draw_attention_grid(maps, tmp_path / "grid.png", tokens=True)

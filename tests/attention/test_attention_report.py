@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from chromium import needs_chromium, opened
-from heedful.attention import drawing
-from heedful.attention.maps import AttentionMaps, attention_maps
+from heedful.attention.maps import AttentionMaps
 from heedful.attention.measures import attention_rollout, scores_between_words
 from heedful.attention.recording import HeadStates
 from heedful.attention.report import write_attention_report
@@ -338,13 +337,3 @@ def test_pages_begin_with_what_was_asked_for_whatever_the_stacks(browser, maps, 
         browser.move_to(token("rows", row))
         assert_shows(shown(browser, "columns"), maps.map(kind).weights[row])
     assert browser.complaints() == []
-
-
-def test_every_row_of_a_grid_is_labelled_in_a_font_that_has_korean(model, tokenizers, tmp_path, drawn):
-    pytest.importorskip("koreanize_matplotlib")
-    maps = attention_maps(model, tokenizers, "개가 공원에서 달린다.", kinds=["encoder"])
-    drawing.draw_attention_grid(maps, tmp_path / "grid.png", kind="encoder")
-    heads = maps.heads("encoder")
-    families = [axes.get_yticklabels()[0].get_family() for axes in drawn[0].axes[::heads]]
-    assert len(families) == maps.layers("encoder") == 2
-    assert families[0] == families[1] == drawn[0].axes[-1].get_xticklabels()[0].get_family()

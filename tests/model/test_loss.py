@@ -76,21 +76,11 @@ def test_the_decoder_reads_start_and_the_labels_before(kind):
     assert cache_of(given) is None
 
 
-def test_what_a_recurrent_model_misses_or_cannot_learn_from_is_named():
+def test_labels_of_a_recurrent_model_are_padded_on_the_right_and_its_decoder_wants_the_encoder():
     model, source = tiny_model(family="recurrent"), torch.tensor([[5, 6]])
-    decoded = {"decoder_input_ids": source}
-    cases = [
-        ({"input_ids": source}, "`decoder_input_ids` or, for a loss, `labels` must be given"),
-        (decoded, r"Exactly one of `input_ids` and `inputs_embeds`.*neither"),
-        ({"input_ids": source, **decoded, "labels": torch.tensor([[5, 6, 7]])}, "`labels` must have the shape of the"),
-    ]
-    unlearnable = [
-        ([-100, 5], "must be padded on the right"),
-        ([-100, -100], "at least one label other than -100"),
-        ([99, 5], "below 99, but one is 99"),
-    ]
-    cases += [({"input_ids": source, "labels": torch.tensor([row])}, message) for row, message in unlearnable]
-    assert_refused(cases, lambda given: model(**given))
+    cases = [(torch.tensor([[-100, 5]]), "must be padded on the right")]
+    assert_refused(cases, lambda labels: model(source, labels=labels))
+    assert_refused([(source, "`decoder_input_ids` or, for a loss, `labels` must be given")], model)
     assert_refused([(source, "`encoder_hidden_states` must be given")], model.model.decoder)
 
 

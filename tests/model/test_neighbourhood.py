@@ -182,25 +182,6 @@ def test_rows_of_padding_are_finite_in_half_precision_and_dropout_reaches_weight
 
 
 @torch.no_grad()
-@pytest.mark.slow
-def test_a_compiled_model_computes_windows_too():
-    codes = []
-    torch.compiler.reset()
-    encoder = tiny_model(encoder_layers=1, **RADII).model.encoder
-    fast = torch.compile(
-        encoder, fullgraph=True, backend=lambda graph, examples: codes.append(graph.code) or graph.forward
-    )
-    for lengths in ((LONG, 8), (90, 12, 9), (9, 4), (100, 7, 3, 3)):
-        source, mask = padded(sentences(*lengths), "left")
-        found, expected = (each(source, mask).last_hidden_state[mask.bool()] for each in (fast, encoder))
-        assert_near(found, expected)
-    torch.compiler.reset()
-    in_windows = ["unfold" in code for code in codes]
-    assert in_windows.count(True) <= 2  # that of the first length, and one for all others
-    assert in_windows.count(False) == 1
-
-
-@torch.no_grad()
 def test_an_exported_encoder_takes_short_and_long_sources():
     encoder = tiny_model(attention="sdpa", encoder_layers=1, **RADII).model.encoder
     sizes = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", max=512)}

@@ -78,8 +78,6 @@ def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
     cases = [
         (whole | {"past_key_values": DynamicCache()}, f"`{CACHE}` must be a RecurrentCache, but is a DynamicCache"),
         ({"encoder_outputs": BaseModelOutput(encoded.last_hidden_state)}, "must hold the `final_state`"),
-        (whole | {"attention_mask": wide}, "must cover 3 tokens"),
-        (whole | {"decoder_attention_mask": wide}, "must cover 3 tokens"),
         ({"encoder_outputs": encoded, "attention_mask": wide}, "must cover 3 tokens"),
     ]
     assert_refused(cases, lambda given: model(**given, decoder_input_ids=source))

@@ -16,7 +16,9 @@ def model():
 
 
 @torch.no_grad()
-def test_embeddings_and_encoder_outputs_given_by_hand_equal_tokens_and_a_tuple_the_outputs(model):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_and_encoder_outputs_given_by_hand_equal_tokens_and_a_tuple_the_outputs(family):
+    model = tiny_model(family=family)
     source, mask = padded(sentences(6, 3), "left")
     given, embed = {"attention_mask": mask, "labels": TARGET}, model.model.decoder.embed_tokens
     expected = model(source, decoder_input_ids=TARGET, **given)
@@ -25,9 +27,12 @@ def test_embeddings_and_encoder_outputs_given_by_hand_equal_tokens_and_a_tuple_t
     for inputs in (embeddings, *({"encoder_outputs": each} for each in (encoded, encoded.to_tuple()))):
         target = {} if "inputs_embeds" in inputs else {"decoder_input_ids": TARGET}
         assert torch.equal(model(**inputs, **target, **given).logits, expected.logits)
+    assert isinstance(model.model(source, decoder_input_ids=TARGET, return_dict=False), tuple)
     loss, logits, *_ = model(source, decoder_input_ids=TARGET, **given, return_dict=False)
     assert torch.equal(loss, expected.loss)
     assert torch.equal(logits, expected.logits)
+    model.config.return_dict = False
+    assert torch.equal(model(source, decoder_input_ids=TARGET, **given)[1], expected.logits)
 
 
 @torch.no_grad()
@@ -62,7 +67,7 @@ def test_wrong_input_is_refused_with_what_is_expected_and_what_is_given(family):
     model = tiny_model(family=family)
     assert_refused(REFUSED, lambda arguments: model(**{"decoder_input_ids": TARGET, **arguments}))
     new = {"past_key_values": cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))}
-    with pytest.raises(ValueError, match="must cover 4 tokens.* 1"):
+    with pytest.raises(ValueError, match=r"must cover 4 tokens.* 1"):
         model(SOURCE, decoder_input_ids=TARGET[:, :1], decoder_attention_mask=torch.ones(2, 1), **new)
     model = tiny_model(family=family, decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
     model(torch.tensor([[90]]), decoder_input_ids=torch.tensor([[70]]))

@@ -84,21 +84,10 @@ def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
     cases = [(True, "`output_attentions` must be False where the config's `attention` is none")]
     assert_refused(cases, lambda asked: tiny_rnn(**SUTSKEVER)(source, labels=source, output_attentions=asked))
     assert_refused([(3, "cannot be cropped")], RecurrentCache().crop)
-    as_tuple = (encoded.last_hidden_state, encoded.final_state)
     expected = model(source, decoder_input_ids=source).logits
-    assert torch.equal(model(encoder_outputs=as_tuple, decoder_input_ids=source).logits, expected)
     base = HeedRNNModel(model.config)
     base.load_state_dict(model.model.state_dict())
     assert_near(model.lm_head(base.eval()(source, decoder_input_ids=source).last_hidden_state), expected)
-
-
-@torch.no_grad()
-def test_outputs_come_as_a_tuple_where_a_call_or_the_config_asks_for_it():
-    model, source = tiny_rnn(), torch.tensor([[5, 6, 7]])
-    expected = model(source, decoder_input_ids=source).logits
-    assert isinstance(model.model(source, decoder_input_ids=source, return_dict=False), tuple)
-    model.config.return_dict = False
-    assert torch.equal(model(source, decoder_input_ids=source)[0], expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

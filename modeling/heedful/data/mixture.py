@@ -1,4 +1,4 @@
-"""The parts of a mixture, and the tokens before their sources."""
+"""The parts of a mixture, the tokens before their sources, and how often their rows come in an epoch."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from heedful.data.data_recipe import DENOISE, OTHER_DIRECTION, MixturePart, languages_of
-from heedful.data.epochs.encoding import CHUNK
+from heedful.data.epochs.encoding import CHUNK, EncodedPairs
 from heedful.data.sources import read_pairs, reading
 from heedful.data.tokenization import TokenizerPair
 from heedful.messages_heed import wrong
@@ -15,6 +15,8 @@ from heedful.symbols_heed import symbols_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+
+DRAW = 0x5A3  # separates the draws of rows from others of the same seed and epoch
 
 
 def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
@@ -89,3 +91,32 @@ def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]
     for key in [key for key, count in counts.items() if not count]:
         raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
     return counts
+
+
+class Sampling:
+    """Draws rows of parts for an epoch with the number of all rows.
+
+    A part of n rows gets a share proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv 1907.05019): each row as
+    often as possible, and the rest drawn anew in every epoch. A temperature T above 1 repeats small parts and thins
+    large ones. `parts` `(rows,)` are the numbers of the parts, which all have rows.
+    """
+
+    def __init__(self, parts: np.ndarray, temperature: float, seed: int):
+        self._parts, self._seed = parts, seed
+        weights = np.bincount(parts) ** (1 / temperature)
+        wanted = weights / weights.sum() * len(parts)
+        self.counts = wanted.astype(np.int64)  # rows of each part in an epoch
+        largest_rests = np.argsort(self.counts - wanted, kind="stable")
+        self.counts[largest_rests[: len(parts) - self.counts.sum()]] += 1
+
+    def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
+        """Return the rows of an epoch, from 0."""
+        chosen = []
+        for part, count in enumerate(self.counts.tolist()):
+            numbers = np.flatnonzero(self._parts == part)
+            # Raw output, which numpy promises never to change.
+            generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, DRAW]))
+            order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
+            whole, rest = divmod(count, len(numbers))
+            chosen += [np.repeat(numbers, whole), numbers[order[:rest]]]
+        return rows.chosen(np.sort(np.concatenate(chosen)))

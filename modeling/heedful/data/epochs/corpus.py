@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from heedful.data import mixture
 from heedful.data.cleaning import CleaningReport, source_digests
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.epochs.denoising import HELD_OUT, Denoising
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.sampling import Sampling
 from heedful.data.epochs.streaming import encode_in_shares, stream_updates
 from heedful.data.epochs.teacher import TeacherTokens
-from heedful.data.mixture import both_ways, numbers_of_parts, rows_of_parts, source_prefixes, with_other_direction
 from heedful.data.splits import Splits
 from heedful.data.tokenization import TokenizerPair
 
@@ -112,14 +111,14 @@ def encode(
     accelerator: Accelerator | None = None,
 ) -> Corpus:
     """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
-    heads = source_prefixes(data.parts, tokenizers)
+    heads = mixture.source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    held_out = both_ways(kept.validation) if data.both_directions else kept.validation
+    held_out = mixture.both_ways(kept.validation) if data.both_directions else kept.validation
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
-    pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
+    pairs: Any = mixture.with_other_direction(kept.train) if data.both_directions else kept.train
     drawn: list[Draw] = []
     if data.denoise:
-        pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
+        pairs = pairs.select(np.flatnonzero(np.isin(mixture.numbers_of_parts(pairs), data.denoised)))
         denoising = Denoising(encoder, batching.seed)
         drawn.append(denoising.rows)
         texts = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in kept.validation]
@@ -152,14 +151,14 @@ def _stored(
     drawn: list[Draw],
 ) -> StoredRows:
     rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
-    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    numbers, fingerprint = mixture.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
     if data.mixture or data.denoise:
         first = min(data.denoised, default=0)
-        parts = rows_of_parts([*data.parts][first:], numbers - first)
+        parts = mixture.rows_of_parts([*data.parts][first:], numbers - first)
     if not len(rows):
         raise _nothing_left(encoder, rows.left_out)
     if data.temperature != 1:
-        drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
+        drawn.append(mixture.Sampling(numbers, data.temperature, batching.seed).rows)
     if any(asdict(data.augmentation).values()):
         drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
     if folder is not None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
+from heedful.data.epochs.corpus import stream_updates
 from heedful.data.epochs.micro_batches import collate, micro_batches_of_rank, split_update
-from heedful.data.epochs.streaming import stream_updates
 from helpers import assert_refused
 from row_lengths import lengths, natural_lengths, padded_tokens, padding_share, rows_of, several
 

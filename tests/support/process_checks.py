@@ -138,7 +138,7 @@ def ahead():
 def regular(folder: Path, accelerator: Accelerator) -> dict:
     """Train on a stream with everything against overfitting, stop in its second epoch and go on."""
     corpus = prepare_corpus(tiny_recipe(folder, {**REGULAR, **STREAM}), folder / "tokenizer", accelerator)
-    with patch("heedful.data.epochs.streaming.CHUNK", 32):
+    with patch("heedful.data.epochs.corpus.CHUNK", 32):
         rows = rows_of(corpus, 1)
     is_exact = resumes(folder, {**REGULAR, **STREAM}, corpus, accelerator, 4)
     # Without dropout that differs between the processes the losses are those of one.
@@ -188,7 +188,7 @@ def stream(folder: Path, accelerator) -> dict:
         return encode(encoder, pairs)
 
     corpus = prepare_corpus(tiny_recipe(folder, changes), folder / "tokenizer", accelerator)
-    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.data.epochs.streaming.CHUNK", 32):
+    with patch.object(PairEncoder, "rows", count_and_encode), patch("heedful.data.epochs.corpus.CHUNK", 32):
         rows = rows_of(corpus, 0)
     return {"rows": rows, "encoded": sum(encoded)}
 

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 
 from heedful.data import mixture
 from heedful.data.cleaning import CleaningReport, source_digests
@@ -14,12 +16,12 @@ from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.epochs.denoising import HELD_OUT, Denoising
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.epochs.streaming import encode_in_shares, stream_updates
+from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.splits import Splits
 from heedful.data.tokenization import TokenizerPair
 
+Pairs = Iterable[Mapping[str, str]]
 Update = list[list[Row]]  # buckets of rows
 Draw = Callable[[EncodedPairs, int], EncodedPairs]
 
@@ -64,7 +66,7 @@ class StoredRows:
 class StreamedRows:
     """Training pairs that all ranks read and encode anew in every epoch."""
 
-    stream: Iterable[Mapping[str, str]]  # cleaned pairs
+    stream: Pairs  # cleaned
     encoder: PairEncoder
     batching: BatchingSettings
     pool_size: int  # rows sorted and shuffled together
@@ -86,6 +88,39 @@ class StreamedRows:
         if not counts[True]:
             raise _nothing_left(self.encoder, counts[False])
         self.pairs = counts[True]
+
+
+def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
+    """Yield the rows of a stream, the same on all ranks, each of which encodes a share."""
+    if accelerator is None or accelerator.num_processes == 1:
+        yield from encoder.rows(pairs)
+        return
+    rank, world_size = accelerator.process_index, accelerator.num_processes
+    stream = iter(pairs)
+    while chunk := list(islice(stream, CHUNK * world_size)):
+        share = list(encoder.rows(chunk[rank * CHUNK : (rank + 1) * CHUNK]))
+        for rows in gather_object([share]):
+            yield from rows
+
+
+def stream_updates(
+    rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
+) -> Iterator[Update]:
+    """Yield updates of a stream, pool by pool; the last one of a pool goes into the next pool."""
+    stream = iter(rows)
+    waiting: list[Row] = []
+    for pool_number in count():
+        arrived = list(islice(stream, pool_size))
+        pool = waiting + arrived
+        lengths = [len(row["input_ids"]) for row in pool], [len(row["labels"]) for row in pool]
+        plan = UpdateBatches(*lengths, settings).epoch(epoch, pool_number)
+        updates = [[[pool[i] for i in bucket] for bucket in update] for update in plan]
+        if len(arrived) < pool_size:  # the end of the stream
+            yield from updates
+            return
+        *complete, last = updates
+        yield from complete
+        waiting = [row for bucket in last for row in bucket]
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def model_obstacle(model: Seq2SeqModel) -> str | None:
 
 
 def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
-    """Return a part of the model that an engine with copied weights does not know, or `None`."""
+    """Return why an engine with copied weights would not compute what a model does, or `None`."""
     if not isinstance(model, HeedForConditionalGeneration):
         found = type(model).__name__
         if type(model).__module__.startswith("transformers_modules."):

@@ -132,7 +132,7 @@ class Beam:
 
 
 def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
-    """Raise a `ValueError` if one of `(N, returned)` hypotheses is missing; forced words have `limits` of length."""
+    """Raise a `ValueError` if one of `(N, returned)` hypotheses is missing; `limits` are those of forced words."""
     for number in scores.isneginf().any(1).nonzero().flatten().tolist():
         must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"
         if limits is None:

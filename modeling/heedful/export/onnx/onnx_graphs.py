@@ -25,7 +25,7 @@ TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
-    """Write a model's ONNX files and config in float32; it changes to evaluation mode and `eager` attention."""
+    """Write a model's ONNX files and config in float32; the model changes to evaluation and `eager` attention."""
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
     first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))

@@ -141,15 +141,11 @@ class DataRecipe(Section, section="data"):
         return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
     @property
-    def languages(self) -> tuple[str, ...]:
-        """The target languages of a model of several, or none."""
-        return languages_of(self.parts)
-
-    @property
     def control_tokens(self) -> tuple[str, ...]:
         """Additional tokens for the tokenizers: tags of languages and parts, and a mask."""
-        tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
-        return (*self.languages, *tags, *[MASK] * bool(self.denoise))
+        parts = self.parts
+        tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
+        return (*languages_of(parts), *tags, *[MASK] * bool(self.denoise))
 
     def check_room(self, config: PreTrainedConfig) -> None:
         """Raise a `ValueError` if rows made in an epoch may be longer than the positions of the model."""

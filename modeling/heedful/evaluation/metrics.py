@@ -58,16 +58,14 @@ def score_translations(
     spaces (WER of words, PER of phonemes), or characters (grapheme clusters and inner spaces). Of several references
     the one with the fewest edits for its length counts, of equals the shorter.
 
-    The 95 % intervals are sacrebleu's bootstrap, mean ± half the width inside the scale, with the seed 12345 or that
-    of the environment variable `SACREBLEU_SEED`; for exact match, Wilson's.
-
     Args:
         predictions: Detokenized translations.
         references: For each prediction a reference, or a list of them.
         tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "intl", "zh", "ko-mecab" or "flores200"; None for a
             fitting one.
         lowercase: Ignore case.
-        bootstrap: Number of resamples (1000 is usual), or 0 for no intervals.
+        bootstrap: Resamples of sacrebleu for 95 % intervals (1000 is usual), or 0 for none. The seed is 12345 or
+            that of the environment variable `SACREBLEU_SEED`. Exact match has Wilson's interval.
         metrics: Some of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate", "character_error_rate".
         ignore: A regular expression of text to take out first, such as "[0-9]".
 

@@ -1,4 +1,4 @@
-"""An update's micro-batches as tensors, on the device."""
+"""The micro-batches of an update as tensors on the device."""
 
 import logging
 from collections import deque
@@ -27,38 +27,38 @@ AHEAD = 2  # updates that are made while the GPU computes one
 
 
 class MadeUpdate(NamedTuple):
-    """An update that is ready to be trained on."""
+    """An update, ready to train on."""
 
     epoch: int  # from 0
     number: int  # in its epoch, from 1
     rows: list[list[Row]]  # bucket by bucket
-    token_budget: int  # that it was divided by
+    token_budget: int  # padded tokens of a micro-batch
     parts: list[list[list[Row]]]  # the rows of the micro-batches of each rank
     micro_batches: list[MicroBatch]  # of this rank
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Makes micro-batches of rows, padded or end to end; for a GPU in memory that it reads while Python goes on."""
+    """Makes micro-batches of rows, padded or end to end; for a GPU in pinned memory."""
 
     accelerator: Accelerator
     config: PreTrainedConfig  # of the model
     token_budget: int  # padded tokens of a micro-batch
-    objective: Objective | None = None  # what is minimized in place of the cross-entropy
+    objective: Objective | None = None  # in place of the cross-entropy
     packs: bool = False  # whether rows lie end to end
 
     @property
     def passes(self) -> int:
-        """How often the rows of a micro-batch pass, one pass behind the other."""
+        """How often the rows of a micro-batch pass, one pass after the other."""
         return 1 if self.objective is None else self.objective.passes
 
     @property
     def is_ahead(self) -> bool:
-        """Whether updates are made ahead: on the CPU another thread would take from the one that trains."""
+        """Whether another thread makes updates ahead; on the CPU it would slow down training."""
         return bool(self.accelerator.device.type == "cuda")
 
     def micro_batches(self, parts: list[list[list[Row]]]) -> list[MicroBatch]:
-        """Return this rank's micro-batches of the rows that `split_update` has divided among all ranks."""
+        """Return this rank's micro-batches of an update that `split_update` has divided."""
         return micro_batches_of_rank(parts, self.accelerator.process_index, self.tensors)
 
     def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -73,18 +73,18 @@ class Feed:
         return pinned(tensors) if self.is_ahead else tensors
 
     def inputs(self, micro_batch: MicroBatch) -> "tuple[dict[str, Any], Objective | None]":
-        """Return what the model is given of a micro-batch, on the device, and what of it is minimized."""
+        """Return the model's inputs on the device, and the objective."""
         batch = on_device(micro_batch.tensors, self.accelerator.device)
         return (batch, None) if self.objective is None else self.objective.of_batch(batch)
 
     def full_of(self, row: Row) -> MicroBatch:
-        """Return a row as often as the budget allows, with half of its target: its sides differ in size."""
+        """Return a micro-batch full of one row with half of its target, so that the sides differ in size."""
         short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
 
 def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
-    """Tell whether a GPU may read rows end to end: by flash attention, in bfloat16 on cards since Ampere."""
+    """Return whether rows may lie end to end: flash attention needs bfloat16 and a card since Ampere."""
     if accelerator.device.type != "cuda":
         return False
     reason = why_padded(model.config, model.config._attn_implementation)
@@ -98,13 +98,13 @@ def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch pinned for a GPU, with the places of its labels, for which Python would have to wait."""
+    """Return a batch in pinned memory, with the places of its labels, which a GPU would be slow to find."""
     places = (tensors["labels"].flatten() != IGNORED_LABEL).nonzero()[:, 0]
     return _moved({**tensors, "target_places": places}, torch.Tensor.pin_memory)
 
 
 def on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Copy a batch to a device, without waiting for it."""
+    """Copy a batch to a device without waiting."""
     return _moved(batch, lambda values: values.to(device, non_blocking=True))
 
 
@@ -116,10 +116,7 @@ def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor
 
 
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield what an iterator does, which runs in another thread, `AHEAD` items before they are asked for.
-
-    An error is raised where its item would have come. Closed, it asks for no more, and waits for nothing that is made.
-    """
+    """Yield an iterator's items, made in another thread `AHEAD` items early; an error comes in place of its item."""
     end, thread = cast(Any, object()), ThreadPoolExecutor(1)
     coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
     try:

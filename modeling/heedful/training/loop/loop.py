@@ -1,8 +1,7 @@
 """The training loop: the same code on one CPU, one GPU, or many processes through `accelerate launch`.
 
-An update's loss and gradient are the same however it is split: the summed loss of every micro-batch is divided by the
-target tokens of the whole update, over all micro-batches and ranks. Random numbers follow from the seed, the update
-and the rank, so that a resumed run goes on as if it had never stopped.
+An update's loss and gradient do not depend on its split: every summed loss is divided by the target tokens of the
+whole update. Random numbers follow from seed, update and rank, so a resumed run goes on as if it had never stopped.
 """
 
 import logging
@@ -41,10 +40,10 @@ FP16_SKIPS = 30
 
 
 class TrainingLoop:
-    """One run: model, optimizer, data and how far they are.
+    """One run: model, optimizer, data and progress.
 
-    `after_validation` is called with the progress and the loss per target token; an error of its ends the run. A
-    recipe that asks for what these processes cannot do, or resumes what cannot be resumed, is a `ValueError`.
+    `after_validation` gets the progress and the loss per target token; its error ends the run. A recipe that these
+    processes cannot train or resume is a `ValueError`.
     """
 
     def __init__(
@@ -78,11 +77,11 @@ class TrainingLoop:
         self.ended_by: str | None = None  # the key that ended training before its updates or epochs were over
 
     def run(self) -> Progress:
-        """Train until the recipe's end, early stopping, or a signal, and return how far the run came.
+        """Train until the recipe's end, early stopping, or a signal, and return the progress.
 
-        A signal ends it with `TrainingInterrupted`, when everything is saved; too many updates in a row without a
-        finite gradient with `FloatingPointError`, when nothing is; a micro-batch that does not fit with `MemoryError`;
-        and a last checkpoint that cannot be written with `OSError` (earlier ones are tried again).
+        Raises `TrainingInterrupted` after a signal, with everything saved; `FloatingPointError` after too many updates
+        in a row without a finite gradient; `MemoryError` for a micro-batch that does not fit; and `OSError` for a last
+        checkpoint that cannot be written.
         """
         is_hidden = not self.accelerator.is_main_process
         total, done = self.settings.max_updates, self.progress.update
@@ -94,10 +93,10 @@ class TrainingLoop:
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
             if self.recipe.checkpoints.publish == "best" and not self._is_due("validation"):
-                # The last weights may be the best, wherever the run ends. The saved progress does not know of it: a
-                # resumed run that goes further is the same as one that was never stopped.
+                # The last weights may be the best. It stays out of the saved progress: a resumed run is the same as
+                # one that was never stopped.
                 self._validate()
-            self.checkpoints.prune(self.progress)  # the last validation may have found a better one than those kept
+            self.checkpoints.prune(self.progress)  # the last one may now be the best
         return self.progress
 
     def _train(self, bar: tqdm) -> None:
@@ -132,7 +131,6 @@ class TrainingLoop:
         self._read_results()
 
     def _updates(self) -> Generator[MadeUpdate, None, None]:
-        """Yield updates from the run's progress on, epoch after epoch."""
         epoch, last, done = self.progress.epoch, self.settings.max_epochs, self.progress.update_in_epoch
         while last is None or epoch < last:
             for number, update in enumerate(self.corpus.training.updates(epoch), start=1):
@@ -142,12 +140,12 @@ class TrainingLoop:
 
     def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
         """Divide an update among ranks and into micro-batches, and make this rank's tensors."""
-        parts = split_update(update, budget := self.token_budget, self.accelerator.num_processes)
-        # It is read once, because it may be halved while another thread is here.
+        budget = self.token_budget  # read once: another thread may halve it
+        parts = split_update(update, budget, self.accelerator.num_processes)
         return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
     def _train_on(self, update: MadeUpdate) -> None:
-        """Take one optimizer step on the rows of an update; where its gradient is not finite the weights stay."""
+        """Take one optimizer step, unless the gradient is not finite."""
         rows = [row for bucket in update.rows for row in bucket]
         tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
@@ -171,7 +169,7 @@ class TrainingLoop:
         self._read_results(0 if is_due or not self.engine.decides_on_device else later)
 
     def _read_results(self, keep: float = 0) -> None:
-        """Note what all updates but the last `keep` gave; too many in a row without a gradient end the run."""
+        """Count the results of all updates but the last `keep`."""
         for result in self.results.read(keep):
             self._is_stopping, self.time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
             if not math.isfinite(result.gradient_norm):
@@ -187,12 +185,12 @@ class TrainingLoop:
 
     @property
     def token_budget(self) -> int:
-        """Padded tokens of a micro-batch: the recipe's, or fewer where it allows that and memory ran out."""
+        """Padded tokens of a micro-batch: the recipe's, or fewer after memory ran out."""
         asked, shrunk = self.settings.micro_batch_tokens, self.progress.token_budget
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
     def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
-        """Make the gradients of all ranks; return this one's sums and padded tokens, `None` where memory ran out."""
+        """Make all ranks' gradients; return this one's sums and padded tokens, or `None` if memory ran out."""
         if update.token_budget != self.token_budget:
             update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None
@@ -230,7 +228,7 @@ class TrainingLoop:
         )
 
     def _note_skipped(self, result: Result) -> None:
-        """Count an update that changed nothing, and stop if that were too many; the same on all ranks."""
+        """Count a skipped update, and stop after too many."""
         allowed, norm = self.settings.skip_nonfinite_updates, result.gradient_norm
         if self.accelerator.scaler is not None:
             allowed = max(allowed, FP16_SKIPS)
@@ -252,8 +250,8 @@ class TrainingLoop:
             bar.set_postfix_str(self.log.write_training(self.progress, rate) + ends)
         validates = self.progress.awaits_validation = self._is_due("validation")
         if self._is_stopping:
-            self._read_results()  # of several ranks' updates the last one is still to be read
-        # Saved first, so that nothing is lost by a signal while the model translates.
+            self._read_results()  # with several ranks the last one is not read yet
+        # Saved first: a signal while the model translates loses nothing.
         if self._is_stopping or validates or self._is_due("checkpoints"):
             self.checkpoints.save(self.progress, must=self._is_stopping)
         if self._is_stopping:
@@ -262,7 +260,7 @@ class TrainingLoop:
             self._validate()
 
     def _expected_end(self) -> tuple[int | None, str]:
-        """Return the number of updates after which the run will end, by its clock if that comes first, and say so."""
+        """Return the run's last update, by its clock if that comes first, and a note about the end."""
         done, last, minutes = self.progress, self.settings.max_updates, self.settings.max_minutes
         by_clock = math.inf if minutes is None else done.update * minutes * 60 / max(done.seconds, 1e-9)
         if by_clock < (last or math.inf):
@@ -284,7 +282,6 @@ class TrainingLoop:
         return self.ended_by is not None
 
     def _validate(self) -> None:
-        """Measure loss and scores on the validation pairs, and note how good they are."""
         is_saved = self.checkpoints.saved_update == self.progress.update
         with self.signals.interrupting(self._interruption()) if is_saved else nullcontext():
             values = validate(self.recipe.validation, self.recipe.decoding, self.corpus, self.engine)
@@ -301,5 +298,5 @@ class TrainingLoop:
 
 
 def seed_of_update(seed: int, update: int, rank: int) -> int:
-    """Return the seed of a rank's random numbers in the update after `update` finished ones."""
+    """Return the seed of a rank in the update after `update` finished ones."""
     return int(np.random.SeedSequence([seed, update, rank]).generate_state(1)[0])

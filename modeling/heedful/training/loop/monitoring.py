@@ -1,4 +1,4 @@
-"""The log of a run: what became of its updates since the last line, and of its validations."""
+"""The log of a run: a line for some updates and for each validation."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ SUMMARY = {
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn the sums of a window into means, shares from 0 to 1; of skipped updates alone there is no loss."""
+    """Turn the sums of a window into means and shares; without an update that counts there is no loss."""
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
         "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
@@ -49,14 +49,14 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 
 
 class RunLog:
-    """The run's own log, a line of JSON for every event, whose values Accelerate's trackers get too."""
+    """The run's own log, a line of JSON for every event; trackers get the same values."""
 
     def __init__(self, file: Path, accelerator: "Accelerator", model: Seq2SeqModel):
         self.file, self.accelerator, self._network = file, accelerator, model
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
-        """Write what became of the updates since the last such line, begin a new window, and return a summary."""
+        """Write the means of the window, begin a new one, and return a summary."""
         values = training_values(progress.window)
         if self.accelerator.device.type == "cuda":
             from heedful.training.loop.throughput import device_values
@@ -68,25 +68,24 @@ class RunLog:
         return ", ".join(form.format(values[name]) for name, form in SUMMARY.items() if name in values)
 
     def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
-        """Write the results of a validation, and report them."""
+        """Write and report the results of a validation."""
         self.write(progress, {f"validation/{name}": value for name, value in values.items()})
         summary = "validation " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         logger.info("update %s (epoch %s): %s", progress.update, progress.epoch + 1, summary)
 
     def start_trackers(self, name: str, progress: Progress) -> None:
-        """Start the trackers, for which a resumed run takes back what it will log again."""
-        # TensorBoard alone goes on with an earlier curve, and forgets it from a step on; the others begin a new run.
+        """Start the trackers; TensorBoard continues an earlier curve, and the others begin a new run."""
         try:
-            with redirect_stdout(sys.stderr):  # trackio would speak between the results
+            with redirect_stdout(sys.stderr):  # trackio would print between the results
                 self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
-        except Exception as error:  # each raises other types
+        except Exception as error:  # each tracker raises other types
             logger.warning("trackers cannot be started, and the run goes on without: %s", error)
         for _, line in lines_of(self.file) if self.accelerator.trackers else ():
             if line.get("update") == progress.update:
                 self.track({name: value for name, value in line.items() if "/" in name}, progress.update)
 
     def track(self, values: dict[str, float], update: int, is_last: bool = False) -> None:
-        """Send values to the trackers, which may lose them: no run should end for a curve."""
+        """Send values to the trackers; their errors are warnings."""
         for tracker in self.accelerator.trackers:
             try:
                 with redirect_stdout(sys.stderr):
@@ -97,7 +96,7 @@ class RunLog:
                 logger.warning("the tracker %s has lost values: %s", tracker.name, error)
 
     def write(self, progress: Progress, values: dict[str, float]) -> None:
-        """Add a line; if the disk is full it is lost with a warning, because no run should end for that."""
+        """Add a line; on a full disk it is lost with a warning."""
         self.track(values, progress.update)
         if not self.accelerator.is_main_process:
             return
@@ -111,7 +110,7 @@ class RunLog:
             logger.warning("a line of the log is lost: %s", error)
 
     def rewind(self, progress: Progress) -> None:
-        """Drop the lines that a resumed run will write again: of later updates, and of a validation not yet saved."""
+        """Drop the lines that a resumed run will write again."""
         if not self.accelerator.is_main_process or not self.file.is_file():
             return
         kept, damaged = [], []
@@ -127,7 +126,7 @@ class RunLog:
 
 
 def lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line of a log as it is, and what it says: nothing if a kill, a full or a bad disk has cut it."""
+    """Yield each line of a log as bytes and as values; a damaged one has no values."""
     for text in file.read_bytes().splitlines() if file.is_file() else []:
         try:
             line = json.loads(text)
@@ -137,7 +136,7 @@ def lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
-    """Return all numbers that a run has logged, by their names; lines that a kill or a full disk cut are left out."""
+    """Return all numbers that a run has logged, by their names."""
     curves: dict[str, Curve] = {}
     for _, line in lines_of(run / LOG_FILE):
         for name, value in line.items():

@@ -1,4 +1,4 @@
-"""How much a device computes: operations of a model, and the peak of a card."""
+"""Operations of a model, and the peak of a card."""
 
 import torch
 from accelerate import Accelerator
@@ -10,8 +10,8 @@ PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S"
 
 
 def operations_of_pairs(model: Seq2SeqModel, source_tokens: float, target_tokens: float) -> float:
-    """Return the floating-point operations of a training step on so many tokens, padding not counted."""
-    # A matrix takes two for each number and token, and four backwards; scores of attention, about 1 %, are left out.
+    """Return the floating-point operations of a training step on tokens without padding."""
+    # A matrix takes two for each number and token, and four backwards; attention scores, about 1 %, are left out.
     of_source = of_target = 0
     for name, parameter in model.named_parameters():
         reads_source = ".encoder." in name or ("cross_attn" in name and name.rsplit(".", 2)[1] in ("k_proj", "v_proj"))
@@ -23,13 +23,13 @@ def operations_of_pairs(model: Seq2SeqModel, source_tokens: float, target_tokens
 
 
 def peak_operations(device: torch.device) -> float | None:
-    """Return the operations per second that a card can do in bfloat16, or `None` where that is not known."""
+    """Return a card's operations per second in bfloat16; `None` if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def device_values(model: Seq2SeqModel, window: dict[str, float], accelerator: Accelerator) -> dict[str, float]:
-    """Return a GPU's share of its peak in bfloat16, where that is known, and its peak of memory in GiB."""
+    """Return a GPU's peak of memory in GiB and, if its peak is known, the share of it in use."""
     values = {"train/peak_memory_gib": torch.cuda.max_memory_allocated(accelerator.device) / 2**30}
     torch.cuda.reset_peak_memory_stats(accelerator.device)
     if (peak := peak_operations(accelerator.device)) is not None:

@@ -1,4 +1,4 @@
-"""What a model is worth: loss per token and translation scores, the same on any number of processes."""
+"""Validation: loss per token and translation scores, the same on any number of processes."""
 
 import math
 from collections.abc import Iterator
@@ -31,10 +31,7 @@ Pairs = list[dict[str, Any]]
 def validate(
     settings: ValidationRecipe, decoding: DecodingRecipe, corpus: Corpus, engine: TrainingEngine
 ) -> dict[str, float]:
-    """Return loss, perplexity and, where the recipe asks for translations, scores on the validation pairs.
-
-    The model is left evaluating.
-    """
+    """Return loss, perplexity and, if the recipe has pairs translated, scores; the model stays in evaluation mode."""
     accelerator, budget = engine.accelerator, engine.feed.token_budget
     pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
@@ -51,7 +48,7 @@ def validate(
 
 @contextmanager
 def _measured_model(engine: TrainingEngine) -> Iterator[TrainableModel]:
-    """Yield an ordinary model; where weights are sharded each rank has one, and generates without the others."""
+    """Yield an ordinary model; sharded weights are gathered, so that each rank generates without the others."""
     model = engine.network
     if engine.averages or is_sharded(engine.model):
         model = engine.plain_network(engine.accelerator.device)
@@ -62,7 +59,7 @@ def _measured_model(engine: TrainingEngine) -> Iterator[TrainableModel]:
 
 @torch.no_grad()
 def validation_loss(model: Seq2SeqModel, rows: EncodedPairs, token_budget: int, accelerator: Accelerator) -> float:
-    """Return the cross-entropy in nats per target token, of all ranks' batches of at most so many padded tokens."""
+    """Return the cross-entropy in nats per target token, from batches of at most `token_budget` padded tokens."""
     batches = UpdateBatches(rows.source_lengths, rows.target_lengths, BatchingSettings(token_budget)).epoch(0)
     own = batches[accelerator.process_index :: accelerator.num_processes]
     was_training, device = model.training, accelerator.device
@@ -76,7 +73,7 @@ def validation_loss(model: Seq2SeqModel, rows: EncodedPairs, token_budget: int, 
 
 
 def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **search: Any) -> list[str]:
-    """Translate sentences, each on one rank, and return all translations in order on every rank."""
+    """Translate sentences spread over the ranks, and return all in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     found = translator.translate_lines(texts[rank::world_size], split=False, **search)
     own = [best.text for best, *_ in found]
@@ -87,7 +84,7 @@ def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Ac
 def score_pairs(
     translator: Translator, pairs: Pairs, accelerator: Accelerator, scoring: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
-    """Translate the sources of pairs, spread over the ranks, and score the result against all that is right."""
+    """Translate the sources of pairs on all ranks, and score the result against all references."""
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
     accepted = references_of(pairs)
     if "metrics" not in scoring:

@@ -1,1 +1,1 @@
-"""What a run saves so that it can go on after any end, and which of it is kept."""
+"""The folder of a run: its checkpoints, its progress, and the rules for resuming it."""

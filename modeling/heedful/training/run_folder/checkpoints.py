@@ -1,7 +1,6 @@
 """Checkpoints that are whole or absent: written under another name, listed in a manifest, renamed when complete.
 
-Each is an ordinary model folder that `from_pretrained` loads, with the state of training in `training_state/`. All
-ranks write and read them together; those that a recipe does not keep are deleted, and one or more are published.
+Each is a model folder for `from_pretrained`, with the state of training in `training_state/`.
 """
 
 import json
@@ -41,7 +40,7 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that a checkpoint holds besides the tokenizers and the recipe, in whole tensors."""
+    """The contents of a checkpoint besides tokenizers and recipe, in whole tensors."""
 
     progress: Progress
     weights: dict[str, torch.Tensor]  # the model's, tied ones once
@@ -63,7 +62,7 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
 def save_checkpoint(
     folder: Path, model: TrainableModel, state: TrainingState, tokenizers: TokenizerPair, recipe: str
 ) -> Path:
-    """Write a checkpoint, whole or not at all, which is an `OSError`; `model` may be any of the right config."""
+    """Write a whole checkpoint, or raise an `OSError`; of `model` only the config counts."""
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
         model.save_pretrained(partial, state_dict=state.weights)
@@ -81,7 +80,7 @@ def save_checkpoint(
 
 @contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into, which becomes `path` when all is written; else nothing of it is left."""
+    """Yield a folder to write into; it becomes `path` when all is written, and is deleted after an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
@@ -91,22 +90,17 @@ def written_folder(path: Path) -> Iterator[Path]:
 
 
 def load_state(path: Path) -> TrainingState:
-    """Read what `save_checkpoint` wrote, but for the model's weights, which `from_pretrained` reads."""
+    """Read a checkpoint without the model's weights, which `from_pretrained` reads."""
     folder = path / STATE_FOLDER
-    scaler = folder / SCALER
-    return TrainingState(
-        progress=load_progress(path),
-        weights={},
-        optimizer=torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu"),
-        scaler=json.loads(scaler.read_text()) if scaler.is_file() else None,
-    )
+    optimizer = torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu")
+    scaler = json.loads((folder / SCALER).read_text()) if (folder / SCALER).is_file() else None
+    return TrainingState(load_progress(path), {}, optimizer, scaler)
 
 
 def load_progress(path: Path) -> Progress:
-    """Read how far the run of a checkpoint was; another format than this version's is a `ValueError`."""
+    """Read a checkpoint's progress; another format than this version's is a `ValueError`."""
     state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
-    written = state.pop("format")
-    if written != FORMAT:
+    if (written := state.pop("format")) != FORMAT:
         older = "resume with the version that wrote it, or train on from its weights with `model.start_from`"
         way = "upgrade it" if written > FORMAT else older
         raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: {way}.")
@@ -116,14 +110,10 @@ def load_progress(path: Path) -> Progress:
 def newest_whole_checkpoint(
     folder: Path, prefix: str = PREFIX, setting: str = "resume", others: str = "overwrite=true or another `output`"
 ) -> Path | None:
-    """Return the newest checkpoint whose files are all there and unchanged, warning of damaged ones.
-
-    If all are damaged, it is a `ValueError` that names the setting; what cannot be read is an `OSError` that may pass.
-    """
+    """Return the newest undamaged checkpoint; if all are damaged, raise a `ValueError` that names `setting`."""
     damages = []
     for _, path in reversed(list_checkpoints(folder, prefix)):
-        damage = find_damage(path)
-        if damage is None:
+        if (damage := find_damage(path)) is None:
             return path
         damages.append(f"{path.name} ({damage})")
         logger.warning("the checkpoint %s is damaged (%s): looking for an older one", path, damage)
@@ -134,7 +124,7 @@ def newest_whole_checkpoint(
 
 
 def find_damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or `None` if every file has the size and checksum of the manifest."""
+    """Describe a checkpoint's damage; `None` if every file has the size and checksum of the manifest."""
     if not path.is_dir():
         return "it is no folder"
     try:
@@ -157,7 +147,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the sizes and checksums of all files of a folder, when the disk has them, into its manifest."""
+    """Flush all files of a folder to the disk, and write their sizes and checksums into its manifest."""
     manifest = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
         flush(file)
@@ -167,22 +157,22 @@ def write_manifest(folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Path | None, accelerator: Accelerator) -> Path | None:
-    """Return the newest whole checkpoint in a run's folder, as the main process sees it; `None` for none."""
+    """Return on every rank the newest whole checkpoint that the main process finds in a run's folder."""
     newest = newest_whole_checkpoint(run / CHECKPOINTS) if run is not None and accelerator.is_main_process else None
     return cast("Path | None", broadcast(accelerator, newest))
 
 
 class CheckpointStore:
-    """Saves and loads what a run needs to go on; the watch is paused while files are written."""
+    """Saves, loads and deletes the checkpoints of a run; all ranks call it together."""
 
     def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: TrainingEngine, watch: Watch):
         self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
         self.engine, self.accelerator, self.watch = engine, engine.accelerator, watch
         self.folder = recipe.folder / CHECKPOINTS
-        self.saved_update: int | None = None  # whose checkpoint was written or read last
+        self.saved_update: int | None = None  # of the last checkpoint that was written or read
 
     def load(self, path: Path, now: Progress) -> Progress:
-        """Load a checkpoint but for the weights, and return how far the run was; `now` has its processes and data."""
+        """Load a checkpoint without the weights, and return its progress with the processes and data of `now`."""
         state = load_state(path)
         progress, scaler = state.progress, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
@@ -199,7 +189,7 @@ class CheckpointStore:
         recipe, before = self.recipe, read_recipe(path / RECIPE)
         measured = _measured(recipe.validation, recipe.decoding, recipe.data.references, now)
         if measured != _measured(before.validation, before.decoding, before.data.references, progress):
-            # What was best by another measure is not compared; the weights that are resumed are measured again.
+            # Values of two measures cannot be compared: the resumed weights are measured again.
             progress.best, progress.validations_without_improvement, progress.awaits_validation = None, 0, True
             progress.validated_update = min(progress.validated_update, progress.update - 1)
             logger.info("validation measures something else than before: the earlier best is forgotten")
@@ -209,20 +199,16 @@ class CheckpointStore:
         return progress
 
     def save(self, progress: Progress, must: bool) -> None:
-        """Write a checkpoint, unless this update has one, and prune; if it must and cannot, it is an `OSError`."""
+        """Write a checkpoint unless this update has one, and prune; a failure is an `OSError` if `must`, or logged."""
         if self.saved_update == progress.update:
             return
         if any_rank(self.accelerator, not self.engine.weights_are_finite()):
             near = f"Training has diverged near update {progress.update}"
             raise FloatingPointError(f"{near}: a weight is not finite. The last checkpoint is unharmed.")
-        failure, keep = None, self.accelerator.is_main_process
-        scaler = self.accelerator.scaler
-        state = TrainingState(  # which all ranks gather, and the main one keeps
-            progress=progress,
-            weights=self.engine.weights(keep),
-            optimizer=self.engine.optimizer_state(keep),
-            scaler=None if scaler is None else scaler.state_dict(),
-        )
+        failure, keep, scaler = None, self.accelerator.is_main_process, self.accelerator.scaler
+        scale = None if scaler is None else scaler.state_dict()
+        # All ranks gather it, and the main one keeps it.
+        state = TrainingState(progress, self.engine.weights(keep), self.engine.optimizer_state(keep), scale)
         if keep:
             try:
                 with self.watch.paused():
@@ -240,29 +226,29 @@ class CheckpointStore:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
 
     def prune(self, progress: Progress) -> None:
-        """Delete all checkpoints but the last ones, the best one and the present one, as the recipe says."""
+        """Delete all checkpoints but the recipe's last ones, the best one and the present one."""
         if self.accelerator.is_main_process:
             kept = {progress.update, *_regular_updates(self.folder, self.settings, progress)}
             prune_checkpoints(self.folder, kept if progress.best is None else kept | {progress.best[1]})
 
     def clear(self, progress: Progress) -> None:
-        """Remove what a killed run left half-written or damaged after this progress, and prune."""
+        """Clear what a killed run left after this progress, and prune."""
         if self.accelerator.is_main_process:
             clear_leftovers(self.folder, progress.update)
         if self.saved_update is not None:
-            self.prune(progress)  # a recipe that keeps fewer than before makes room
+            self.prune(progress)  # the recipe may keep fewer than before
 
 
 def _measured(
     asked: ValidationRecipe, scored: DecodingRecipe, references: str | None, progress: Progress
 ) -> tuple[Any, ...]:
-    """Return what the values of validations depend on, besides the weights; the checksum of their rows comes first."""
+    """Return the settings and data that a validation's values depend on."""
     scores = asked.sentences, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore, references
     return asked.select, (progress.data or "")[:64], asked.select != "loss" and scores
 
 
 def clear_leftovers(folder: Path, update: int) -> None:
-    """Delete half-written checkpoints, and rename those after an update, which are damaged, to `….damaged`."""
+    """Delete half-written checkpoints, and rename the damaged ones after an update to `….damaged`."""
     for path, name in leftovers(folder).items():
         if name.startswith(PREFIX):
             remove(path)
@@ -274,7 +260,7 @@ def clear_leftovers(folder: Path, update: int) -> None:
 
 
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete all checkpoints but those of the updates in `keep`; what cannot be deleted, a later call tries again."""
+    """Delete all checkpoints but those of the updates in `keep`; after an error a later call tries again."""
     for update, path in list_checkpoints(folder):
         if update not in keep:
             try:
@@ -284,7 +270,7 @@ def prune_checkpoints(folder: Path, keep: set[int]) -> None:
 
 
 def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[Path]:
-    """Return the checkpoints whose averaged weights a recipe publishes; damaged ones are left out with a warning."""
+    """Return the undamaged checkpoints whose averaged weights a recipe publishes."""
     updates = [progress.update]
     if settings.publish == "average":
         updates = _regular_updates(folder, settings, progress)
@@ -299,6 +285,6 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
 
 
 def _regular_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[int]:
-    """List the newest checkpoints that the recipe's interval made, and the present one."""
+    """Return the updates of the newest checkpoints at the recipe's interval, and the present one."""
     saved, now = [update for update, _ in list_checkpoints(folder)], progress.update
     return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write into it, and which recipe may go on with the run in it."""
+"""The folder of a run: whether a run may write into it, and whether a recipe may resume it."""
 
 import contextlib
 import logging
@@ -23,18 +23,18 @@ from heedful.training.run_folder.checkpoints import CHECKPOINTS, RECIPE, load_pr
 logger = logging.getLogger(__name__)
 
 OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same"
-# What a run and the commands for it write into its folder.
+# Runs and commands write these into a run's folder.
 RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers", SOURCES_FILE)
-# What they write into a folder of a model or a tokenizer, beside the files that have checksums.
+# Runs and commands write these into a folder of a model or a tokenizer.
 OWN_FILES = (*CHECKED_FILES["weights"], *CHECKED_FILES["tokenizer"], CHECKSUMS_FILE, "tokenizer*.json", "*.jinja")
 OWN_FILES += ("special_tokens_map.json", "recipe.yaml", "config.json", "generation_config.json", "metrics.json")
 OWN_FILES += ("README.md", "learning_curve.png", "confidence.json", "*_heed*.py")
-# A recipe that lacks one of these was written by hand, and not by a run.
+# The recipe that a run writes has all of these.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
 
 
 def check_output_folder(recipe: Recipe) -> None:
-    """Check that a run may write into its folder: empty, or a run's that is to be overwritten or resumed."""
+    """Check that a run may write into its folder: it is empty, or a run's to overwrite or resume."""
     folder = recipe.folder
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` must be a folder, but {folder} is a file.")
@@ -57,14 +57,13 @@ def check_output_folder(recipe: Recipe) -> None:
     except ValueError as error:
         raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
     for name, (then, value) in changed_keys(earlier, now).items():
-        if (
-            reason := _reason_against(name, (then, value), recipe.optimization.optimizer, recipe.allow_changes)
-        ) is not None:
+        reason = _reason_against(name, (then, value), recipe.optimization.optimizer, recipe.allow_changes)
+        if reason is not None:
             raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason)
 
 
 def _reason_against(name: str, values: tuple[object, object], optimizer: str, allow_changes: bool) -> str | None:
-    """Return why a key of a run may not change from one of the values to the other, `None` where it may."""
+    """Return why a key may not change from one value to the other; `None` if it may."""
     if name.startswith("tokenizer."):
         return "the weights know no other tokenizer"
     if name == "optimization.optimizer" and {*values} != {"adam", "adamw"}:
@@ -75,20 +74,19 @@ def _reason_against(name: str, values: tuple[object, object], optimizer: str, al
 
 
 def _check_overwrite(folder: Path) -> None:
-    """Check that a folder is a run's, whose `recipe.yaml` has every key and no comment, and can be renamed."""
+    """Check that a folder can be renamed and is a run's: its `recipe.yaml` has every key and no comment."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         text = (folder / "recipe.yaml").read_text(encoding="utf-8")
         keys = set(re.findall(r"^(\w+):", text, re.MULTILINE))
         if keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE):
-            if Path.cwd().is_relative_to(folder.resolve()):
-                must = "must not hold the working directory where overwrite=true"
-                raise ValueError(f"`output` {must}, but {folder} does.")
-            return
+            if not Path.cwd().is_relative_to(folder.resolve()):
+                return
+            raise ValueError(f"`output` must not hold the working directory where overwrite=true, but {folder} does.")
     raise ValueError(f"`output` must be empty or a run's folder where overwrite=true, but {folder} is neither.")
 
 
 def _holds_leftovers(folder: Path) -> bool:
-    """Return whether a folder holds nothing, or only what a run leaves that ends before its first update."""
+    """Return whether a folder holds at most what a run writes before its first update."""
     tokenizer = folder / "tokenizer"
     is_trained = not tokenizer.exists() or ((tokenizer / "recipe.yaml").is_file() and not foreign_files(tokenizer))
     half_written = (path for path, name in leftovers(folder).items() if name in RUN_FILES)  # by killed runs
@@ -96,17 +94,17 @@ def _holds_leftovers(folder: Path) -> bool:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List the files, relative to a folder of a model or a tokenizer, that no run and no command writes there."""
+    """List a user's own files in a folder of a model or a tokenizer, relative to it."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     ours = (Path(), Path(TARGET_FOLDER))
     return sorted(file for file in files if file.parent not in ours or not any(map(file.match, OWN_FILES)))
 
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
-    """Return both values of each key, with dots, whose change makes it another run."""
+    """Return both values of each changed key, with dots, that makes it another run."""
     changeable = {key.name for key in keys_of(Recipe) if key.resumes}
     if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
-        changeable.discard("optimization.max_updates")  # the learning rate follows from it
+        changeable.discard("optimization.max_updates")  # the learning rate depends on it
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     sections = tuple(f"{key}." for key in changeable)
@@ -125,8 +123,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """Make and lock the folder while the context is entered; to overwrite, that of an earlier run is renamed first."""
-    folder = folder.resolve()  # of a link, the folder that it leads to is renamed, and made again
+    """Make the folder and lock it within the context; with `overwrite` an earlier run's folder is renamed first."""
+    folder = folder.resolve()  # a link stays, and its target is renamed
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)
         if _holds_leftovers(folder):
@@ -153,12 +151,12 @@ def _make_and_lock(folder: Path, locks: contextlib.ExitStack) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            message = f"`output` must be a folder of its own, but another run is writing into {folder}."
-            raise ValueError(message) from None
+            must = "be a folder of its own"
+            raise ValueError(f"`output` must {must}, but another run is writing into {folder}.") from None
 
 
 def _move_aside(folder: Path) -> None:
-    """Rename the folder of an earlier run to its own name and the first number that is free: `run.1`."""
+    """Rename the folder of an earlier run to the first free number, such as `run.1`."""
     names = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
     aside = next(path for path in names if not os.path.lexists(path))
     try:

@@ -1,4 +1,4 @@
-"""How far a run is: everything that a resumed run must know, apart from weights and optimizer."""
+"""The progress of a run: all that a resumed run needs besides weights and optimizer."""
 
 import math
 from collections.abc import Sequence
@@ -7,36 +7,36 @@ from typing import Any
 
 from heedful.training.recipe import OptimizationRecipe
 
-# Sums over updates: the loss in nats, tokens of targets, of both sides, and with padding, seconds, and so on.
+# Sums over updates: losses in nats; tokens of targets, of both sides, and with padding; seconds.
 SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
 SUMS += ("updates", "seconds", "waiting_seconds")
 
 
 def new_window() -> dict[str, float]:
-    """Return the sums over no update."""
+    """Return sums of zero."""
     return dict.fromkeys(SUMS, 0.0)
 
 
 @dataclass
 class Progress:
-    """How far a run is. What randomness, learning rate and data order need follows from these and the recipe."""
+    """How far a run is; with the recipe it decides randomness, learning rate and data order."""
 
     update: int = 0  # finished updates, skipped ones too
     epoch: int = 0  # of the next update, from 0
     update_in_epoch: int = 0  # finished updates of that epoch
     target_tokens: int = 0  # of all updates, padding not counted
     seconds: float = 0.0  # since the run began, interruptions not counted
-    processes: int = 1  # how many wrote this
+    processes: int = 1
     token_budget: int | None = None  # padded tokens of a micro-batch after memory ran out; `None` for the recipe's
     skipped_updates: int = 0  # because their gradient was not finite
-    skipped_in_a_row: int = 0  # how many of them were the last ones
+    skipped_in_a_row: int = 0  # since the last update that counted
     validated_update: int = 0  # the last one
     best: tuple[float, int] | None = None  # the best validation's value and update
     validations_without_improvement: int = 0  # since the best
     window: dict[str, float] = field(default_factory=new_window)  # sums since the last line of the log
-    awaits_validation: bool = False  # whether this update is to be validated and has not been
-    machine: str = ""  # what decides how sums are rounded, in words; "" in older checkpoints
-    data: str | None = None  # fingerprint of validation rows, and of training rows that are known from the start
+    awaits_validation: bool = False  # whether this update's validation is still to come
+    machine: str = ""  # hardware and precision, which decide how sums round; "" in older checkpoints
+    data: str | None = None  # fingerprint of validation rows, and of training rows unless they are a stream
 
     def count(self, **values: float) -> None:
         """Add values to the sums of the window."""
@@ -44,7 +44,7 @@ class Progress:
             self.window[name] = self.window.get(name, 0.0) + value  # an older checkpoint may lack one
 
     def note_validation(self, value: float, higher_is_better: bool, is_saved: bool) -> None:
-        """Note the value that the recipe selects by; of saved updates the best one is remembered."""
+        """Note a validation's value, and remember the best one of the saved updates."""
         sign = -1 if higher_is_better else 1
         improved = self.best is None or sign * value < sign * self.best[0]
         self.validations_without_improvement = 0 if improved else self.validations_without_improvement + 1
@@ -54,7 +54,7 @@ class Progress:
 
 
 def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
-    """Say after which update of how many a run is, and in which epoch where these have an end."""
+    """Return a run's place in words, such as "after update 5 of 10, in epoch 1 of 2"."""
     of_updates = f" of {settings.max_updates:,}" if settings.max_updates else ""
     of_epochs = f", in epoch {progress.epoch + 1} of {settings.max_epochs}" if settings.max_epochs else ""
     return f"after update {progress.update:,}{of_updates}{of_epochs}"
@@ -63,7 +63,7 @@ def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
 def early_end(
     by: str | None, settings: OptimizationRecipe, patience: int | None, progress: Progress
 ) -> dict[str, Any]:
-    """Return what a run says of its end where a key of its recipe came before its last update, else nothing."""
+    """Return the facts and the message of a run that `by`, a key of its recipe, ended early; else nothing."""
     lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
     if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
         return {}
@@ -79,7 +79,7 @@ def early_end(
 
 
 def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: OptimizationRecipe) -> list[str]:
-    """Say what to raise where the last fifth of a run lowered its validations' loss by a twentieth, to the lowest."""
+    """Advise a longer run if its last fifth lowered the validation loss by a twentieth, to the lowest."""
     if len(losses) < 5 or by == "validation.patience":
         return []
     last, loss = losses[-1]

@@ -20,9 +20,7 @@ from heedful_lab.studies.attention.single_heads import (
     look_of,
     without_heads,
 )
-from heedful_lab.studies.catalogue import find_study
 from heedful_lab.studies.measures import Head
-from heedful_lab.studies.study import Lab
 from helpers import sentences as random_tokens
 from helpers import tiny_model
 
@@ -32,21 +30,6 @@ def test_the_kept_weight_is_torchs_softmax(score, others, count):
     scores = torch.full((count,), others, dtype=torch.float64)
     scores[0] = score
     assert dilution.kept_weight(score, others, count) == pytest.approx(scores.softmax(0)[0].item(), rel=1e-9)
-
-
-def test_entropies_are_those_of_the_weights_row_by_row(tmp_path, monkeypatch):
-    """A model whose queries are zero looks at all it may alike, in decoder rows at one more each."""
-    monkeypatch.setattr(dilution, "PAIRS", {"train": 300, "validation": 5, "test": 4})
-    training = dilution.train_on_texts(Lab(find_study("dilution"), updates=1, folder=tmp_path / "trainings"))
-    translator = training.translator()
-    for name, weight in translator.model.named_parameters():
-        if "q_proj" in name:
-            torch.nn.init.zeros_(weight)
-    training.translator = lambda: translator
-    rows = dilution.attention_rows(training, dilution.texts("test", (2,), 2, 1))
-    for points in rows.values():
-        assert [value for _, value in points] == pytest.approx([math.log(n) for n, _ in points], abs=1e-5)
-    assert {n for n, _ in rows["decoder", 0, 0]} >= set(range(1, 10))
 
 
 def test_products_have_the_variance_d_k_and_saturate_with_the_width_and_scaled_ones_have_one_and_do_not():

@@ -15,7 +15,7 @@ from heedful_lab.studies.complexity import complexity, reach
 from heedful_lab.studies.complexity.complexity import NAMES, PAPER
 from heedful_lab.studies.complexity.counts import Sizes, operations, path_length, term_of_table_1
 from heedful_lab.studies.complexity.layers import ConvolutionalLayer, SelfAttentionLayer, make_layer
-from heedful_lab.studies.complexity.measurement import KINDS, exponent, held_bytes
+from heedful_lab.studies.complexity.measurement import KINDS, held_bytes
 from heedful_lab.studies.study import Lab
 from helpers import assert_near, sentences, shake, tiny_model
 from small_studies import SMALLEST, rows_of
@@ -120,14 +120,6 @@ def test_memory_grows_with_the_length_and_with_its_square_where_all_pairs_are_he
         short, long = (held_bytes(layer, torch.randn(1, length, 16)) for length in (1024, 2048))
         least, most = (3.8, 4.2) if kind in ("plain", "masked", "additive") else (1.9, 2.05)
         assert least < long / short < most, kind
-
-
-def test_the_exponent_is_that_of_the_upper_half():
-    above = [(n, 3 * n**1.5) for n in (256, 512, 1024)]
-    assert exponent([(64, 100.0), (128, 1.0), *above]) == pytest.approx(1.5)
-    assert exponent([(64, 100.0), (128, 1.0), *above[:2]]) == pytest.approx(1.5)
-    assert exponent([(10, 5.0), (20, 5.0), (30, 60.0), (40, 80.0)]) == pytest.approx(1.0)
-    assert exponent(above[:2]) is None
 
 
 # The study: its settings, the earlier command, and what its page says.

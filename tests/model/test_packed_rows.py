@@ -45,23 +45,16 @@ def varlen(monkeypatch):
     ],
     ids=str,
 )
-def test_loss_and_gradient_are_those_of_padded_rows(varlen, options):
+def test_loss_and_gradient_are_those_of_padded_rows_and_in_bfloat16_near_them(varlen, options):
     model = make_model(**options, label_smoothing=0.1)
     assert why_padded(model.config, "sdpa") is None
-    for rows in (make_rows(1), make_rows(40)):
+    for count, in_half, loss, gradient in ((1, False, 1e-6, 1e-5), (40, False, 1e-6, 1e-5), (40, True, 1e-2, 0.14)):
+        rows = make_rows(count)
         batches = collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1)
-        padded, packed = (loss_and_gradients(model, batch, **ASKED) for batch in batches)
-        assert packed[0].item() == pytest.approx(padded[0].item(), rel=1e-6)
-        assert (packed - padded)[1:].norm() < 1e-5 * padded[1:].norm()
-
-
-def test_in_bfloat16_they_differ_by_its_rounding(varlen):
-    model, rows = make_model(), make_rows(40)
-    with torch.autocast("cpu", torch.bfloat16):
-        batches = collate(rows, 0), laid_end_to_end(rows, 2000, 0, 1)
-        padded, packed = (loss_and_gradients(model, batch, **ASKED) for batch in batches)
-    assert packed[0].item() == pytest.approx(padded[0].item(), rel=1e-2)
-    assert torch.cosine_similarity(packed[1:], padded[1:], dim=0) > 0.99
+        with torch.autocast("cpu", torch.bfloat16, enabled=in_half):
+            padded, packed = (loss_and_gradients(model, batch, **ASKED) for batch in batches)
+        assert packed[0].item() == pytest.approx(padded[0].item(), rel=loss)
+        assert (packed - padded)[1:].norm() < gradient * padded[1:].norm()
 
 
 def test_what_fills_up_changes_nothing(varlen):

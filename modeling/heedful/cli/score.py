@@ -65,7 +65,6 @@ def score(
 
 
 def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | None]], budget: int) -> Iterator[Any]:
-    """Yield pairs with their scores in each direction."""
     pairs, *copies = tee(rows, 1 + len(directions))
     settings: dict[str, Any] = {"token_budget": budget, "keep_going": True, "chunk_size": CHUNK}
     found = [

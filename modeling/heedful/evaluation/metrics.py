@@ -277,7 +277,6 @@ def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
 
 
 def _interval_of_rate(counts: np.ndarray, bootstrap: int) -> tuple[float, float]:
-    """Return the 95 % interval of an error rate, with the draws of sacrebleu."""
     from sacrebleu.significance import estimate_ci
 
     seed = os.environ.get("SACREBLEU_SEED", "12345").lower()

@@ -167,7 +167,6 @@ def propose(
 
 
 def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:
-    """Return learning rates, which fall with the width, and a schedule if the optimizer has one."""
     is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     rates = {"learning_rate": 0.384}
     if optimizer == "muon":

@@ -338,7 +338,6 @@ def _ended(study: Any) -> list[Any]:
 
 
 def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Check that all trials have the same validation pairs."""
     checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
     if study.user_attrs.get(VALIDATION, checksum) != checksum:
         raise ValueError("`data.validation` must be the pairs of the trials before, but they have changed since.")

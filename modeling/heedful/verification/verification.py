@@ -260,7 +260,6 @@ def check_remote_code(
 
 
 def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return logits and tokens by a folder's own code, in a process that cannot import heedful."""
     with tempfile.TemporaryDirectory() as work:
         cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
         torch.save((cpu, dtype, torch.get_num_threads()), f"{work}/asked.pt")
@@ -447,7 +446,6 @@ def verify(
 
 
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """Load a model, with the report of `from_pretrained` on its weights."""
     if not (folder / "config.json").is_file():
         what = "is a file" if folder.is_file() else "has no config.json" if folder.exists() else "does not exist"
         hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"

@@ -91,8 +91,6 @@ class UpdateBatches:
 
 
 class _Plan(NamedTuple):
-    """A way to sort and cut rows."""
-
     swapped: int  # whether targets form the stripes
     width: int  # lengths in a stripe
     offset: int  # lengths by which stripes are moved
@@ -100,8 +98,6 @@ class _Plan(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """The result of a plan."""
-
     padding: int  # in tokens
     positions: np.ndarray  # (cells,) in the order
     ends: list[int]  # of the buckets, in rows

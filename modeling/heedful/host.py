@@ -1,4 +1,4 @@
-"""The process and its machine: how freed memory stays, and how OpenMP's threads wait for a core."""
+"""Settings of the process on its machine: freed memory stays, and OpenMP's threads share the cores."""
 
 import ctypes
 import os
@@ -46,7 +46,7 @@ def _follow(shares: Iterable[float]) -> None:
 
 
 def _shares() -> Iterator[float]:
-    """Yield, after each interval, the share of it that this process's threads waited for a core, added up."""
+    """Yield, after each interval, the share of it that this process's threads together waited for a core."""
     before = time.perf_counter(), _seconds_waited()
     while True:
         time.sleep(INTERVAL)
@@ -65,7 +65,7 @@ def _seconds_waited() -> float:
 
 
 def _crowd(end: threading.Event) -> None:
-    """Let OpenMP have one more thread than there are cores, until the event."""
+    """Give OpenMP one thread more than there are cores, until the event."""
     missing = len(os.sched_getaffinity(0)) - torch.get_num_threads()
     free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # does nothing with a null pointer
     for library in _loaded_libraries("libgomp"):

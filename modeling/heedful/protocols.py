@@ -1,4 +1,4 @@
-"""What the rest asks of a model: what both of Heed's families and transformers' encoder-decoders offer."""
+"""The interface of a model: of both of Heed's families and of transformers' encoder-decoders."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Seq2SeqModel(Protocol):
-    """An encoder-decoder with its output layer; all is as in `transformers.PreTrainedModel` and `torch.nn.Module`."""
+    """An encoder-decoder with its output layer, as in `transformers.PreTrainedModel` and `torch.nn.Module`."""
 
     training: bool
     generation_config: "GenerationConfig"
@@ -49,7 +49,7 @@ class Seq2SeqModel(Protocol):
 
 
 class TrainableModel(Seq2SeqModel, Protocol):
-    """A model of either family of Heed's, as runs train it."""
+    """A model of either of Heed's families, as runs train it."""
 
     all_tied_weights_keys: Any
 

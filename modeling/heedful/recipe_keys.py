@@ -1,8 +1,7 @@
-"""What a key of a recipe says of itself: its meaning, its range, and who else reads it.
+"""The keys of a recipe: a section is a dataclass, and each of its fields a key with its meaning and range.
 
-A section of a recipe is a dataclass, and each of its fields a key, made by `key()`. From these are made the checks of
-ranges, the listing that `heedful recipes keys` prints, the table in docs/recipe.md, the keys that may change when a
-run is resumed, and those that a model card shows. So a new key is one field.
+The checks of ranges, the listing of `heedful recipes keys`, the table in docs/recipe.md, the rules for resuming a run
+and the model card all read these fields, so a new key is one field.
 """
 
 import math
@@ -16,7 +15,7 @@ from heedful.messages_heed import wrong
 
 BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt)}
 BOUNDS |= {"below": ("below", operator.lt), "most": ("at most", operator.le)}
-# What a type is called in messages and in the table.
+# The names of types in messages and in the table.
 IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 
@@ -25,10 +24,10 @@ def key(meaning: str, default: Any = MISSING, *, resumes: bool = False, on_card:
     """Declare a key as a field of a section.
 
     Args:
-        meaning: What it does, and what its values are, for a reader of a recipe.
-        default: Its value, or a class whose instance is; a key without one must be given.
-        resumes: Whether a resumed run may have another value, because its updates stay the same.
-        on_card: Whether the card of the model shows it.
+        meaning: What it does, and its values.
+        default: Its value, or a class that makes it; a key without one must be given.
+        resumes: Whether a resumed run may have another value.
+        on_card: Whether the model card shows it.
         bounds: The range of its numbers: `least` or `above`, `most` or `below`.
     """
     metadata = {"meaning": meaning, "resumes": resumes, "on_card": on_card, "bounds": bounds}
@@ -38,9 +37,9 @@ def key(meaning: str, default: Any = MISSING, *, resumes: bool = False, on_card:
 
 
 class Section:
-    """A section of a recipe: making one checks the range of each key, and then the keys against each other."""
+    """A section of a recipe; its constructor checks the range of each key, and then the keys against each other."""
 
-    section, resumes = "", False  # what it is called in a recipe, with a dot; whether all its keys may change
+    section, resumes = "", False  # its name in a recipe, with a dot; whether all its keys may change at resume
 
     def __init_subclass__(cls, section: str = "", resumes: bool = False):
         cls.section, cls.resumes = f"{section}." * bool(section), resumes
@@ -57,18 +56,18 @@ class Section:
         """Check the keys against each other."""
 
     def require(self, is_met: Any, name: str, must: str) -> None:
-        """Raise a `ValueError` that names a key unless a rule of it is met."""
+        """Raise a `ValueError` that names a key, unless its rule is met."""
         if not is_met:
             raise wrong(f"{self.section}{name}", must, in_yaml(getattr(self, name)))
 
 
 def range_in_words(bounds: Mapping[str, float]) -> str:
-    """Return which numbers a key takes, such as "at least 0 and below 1"; "" for any."""
+    """Return a key's range, such as "at least 0 and below 1"; "" for any number."""
     return " and ".join(f"{BOUNDS[bound][0]} {limit}" for bound, limit in bounds.items())
 
 
 def in_yaml(value: Any) -> Any:
-    """Return what a recipe has in place of Python's None, True and False; another value as it is."""
+    """Return a recipe's word for None, True and False, or another value as it is."""
     return {"None": "empty", "True": "true", "False": "false"}.get(str(value), value)
 
 
@@ -84,12 +83,12 @@ class Key(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """Whether it is a section, with keys of its own."""
+        """Whether it is a section."""
         return is_dataclass(self.hint)
 
     @property
     def values(self) -> str:
-        """Which values it takes, in words."""
+        """The values it takes, in words."""
         words, empty, _ = f"{in_words(self.hint)};".partition(" or empty;")
         return f"{words.rstrip(';')} {range_in_words(self.bounds)}".strip() + empty.rstrip(";")
 
@@ -105,7 +104,7 @@ def keys_of(kind: Any, prefix: str = "") -> Iterator[Key]:
 
 
 def in_words(hint: Any) -> str:
-    """Return what a type is called: "one of no, bf16 or empty"."""
+    """Return a type in words, such as "one of no, bf16 or empty"."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return " or ".join(
         f"one of {', '.join(get_args(choice))}"

@@ -1,1 +1,1 @@
-"""A training run: from a recipe, through data, updates and checkpoints, to a folder that anybody can load."""
+"""A training run: from a recipe, through data, updates and checkpoints, to a published folder."""

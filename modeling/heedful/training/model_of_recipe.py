@@ -1,4 +1,4 @@
-"""The model that a recipe describes, and the engine that trains it."""
+"""The model of a recipe, and the engine that trains it."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from transformers import PreTrainedConfig
 
 import heedful
 from heedful.configuration_base_heed import HeedBaseConfig
@@ -30,7 +29,7 @@ from heedful.versions_heed import CHECKPOINTING
 
 
 def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> TrainableModel:
-    """Make the recipe's model: with fresh weights, those of the model that it starts from, or those of a checkpoint.
+    """Make the recipe's model with fresh weights, or those of `start_from` or a checkpoint.
 
     A config that contradicts the tokenizers, or has other sizes than the checkpoint, is a `ValueError`.
     """
@@ -45,7 +44,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
     if checkpoint is not None:
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config, trust_remote_code=False)
-        except RuntimeError as error:  # what transformers raises for weights of other sizes
+        except RuntimeError as error:  # for weights of other sizes
             must = f"have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too"
             raise wrong("model", must, "others", verb="has") from error
     if recipe.activation_checkpointing:
@@ -54,7 +53,7 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
 
 
 def make_engine(accelerator: Accelerator, model: TrainableModel, settings: OptimizationRecipe) -> TrainingEngine:
-    """Return the engine that trains a model, which has the same float32 weights on every rank."""
+    """Return the engine for a model that has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
         must = "be false where weights are sharded and no rank can continue without the others"
@@ -66,23 +65,15 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         body = body_of(model, settings, accelerator, is_sharded, packs)
-    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, _objective(settings, model.config), packs)
-    # A scale of gradients waits for each update anyway, and only Adam can be stopped on a GPU.
-    waits = accelerator.device.type != "cuda" or accelerator.scaler is not None
-    waits = waits or settings.optimizer not in ("adam", "adamw")
-    optimizer, decides_on_device = make_optimizer(model, settings), not (waits or is_sharded)
-    return TrainingEngine(model, optimizer, feed, body, decides_on_device)
-
-
-def _objective(settings: OptimizationRecipe, config: PreTrainedConfig) -> Objective | None:
-    """Return what is minimized in place of the cross-entropy; R-Drop without dropout is a `ValueError`."""
-    if settings.r_drop is None and settings.distillation is None:
-        return None
-    return Objective.of(settings, config)
+    feed = Feed(accelerator, model.config, settings.micro_batch_tokens, Objective.of(settings, model.config), packs)
+    # A scaler of gradients waits for each update anyway, and only Adam can skip a step on a GPU.
+    decides_on_device = accelerator.device.type == "cuda" and accelerator.scaler is None and not is_sharded
+    decides_on_device = decides_on_device and settings.optimizer in ("adam", "adamw")
+    return TrainingEngine(model, make_optimizer(model, settings), feed, body, decides_on_device)
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
-    """Raise a `ValueError` for what cannot be, before anything slow; tokenizers are `given`, or will be trained."""
+    """Check a recipe's model before anything slow; tokenizers are `given`, or will be trained."""
     settings, options, optimization = recipe.tokenizer, recipe.model.options, recipe.optimization
     if optimization.distillation is not None and given is not None:
         TeacherTokens(optimization.distillation).check(given)
@@ -90,14 +81,14 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         vocabularies, is_joint = given.vocabularies(), given.is_joint
         target = vocabularies["decoder_vocab_size"]
     else:
-        # What the tokenizer will set; how many words there are is not known, and then of no matter.
+        # What the tokenizer will set; where the number of words is unknown, any will do.
         is_joint, target = settings.joint, settings.vocab_size if settings.joint else settings.sides[1][1]
         vocabularies = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
         source = vocabularies["vocab_size"] = settings.vocab_size or options.get("vocab_size", 1000)
         vocabularies["decoder_vocab_size"] = target or options.get("decoder_vocab_size", source)
     if recipe.model.start_from is None:
         config = config_of(recipe.model, vocabularies, is_joint)
-        _objective(optimization, config)
+        Objective.of(optimization, config)
         if optimization.compile is True:
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         recipe.data.check_room(config)
@@ -108,7 +99,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> HeedBaseConfig:
-    """Make a config of the config file, the options above it, and what is known of the tokenizers."""
+    """Make a config of the config file, the recipe's options, and the tokenizers' facts."""
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():
         if options[name] != vocabularies[name]:

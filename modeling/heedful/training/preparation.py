@@ -1,7 +1,6 @@
 """From a recipe to its corpus: read, clean, tokenizers, symbols, rows of token ids.
 
-Training and a dry run compose these steps, and `heedful doctor` makes its checks between them. Each mistake of a user
-is raised by one of them, and so is the same everywhere.
+Training, a dry run and `heedful doctor` share these steps, so that a user's mistake has the same message everywhere.
 """
 
 import logging
@@ -32,15 +31,17 @@ logger = logging.getLogger(__name__)
 
 def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair | None:
     """Load the tokenizers of `tokenizer.path` or `model.start_from`, if a recipe names one."""
-    given = None if where is None else TokenizerPair.from_pretrained(where)
-    if given is not None and both_directions and not given.is_joint:
+    if where is None:
+        return None
+    given = TokenizerPair.from_pretrained(where)
+    if both_directions and not given.is_joint:
         must = "hold one tokenizer of both sides where `data.both_directions` is true"
         raise wrong("tokenizer.path` or `model.start_from", must, f"{where}, which holds two,")
     return given
 
 
 def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
-    """Load a run's tokenizers; where they are missing or damaged, those of the checkpoint to resume, and say which."""
+    """Load a run's tokenizers; if they are missing or damaged, those of the checkpoint, which is returned too."""
     failure: Exception | None = None
     try:
         if folder.is_dir():
@@ -56,14 +57,14 @@ def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPa
 
 
 def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
-    """Load the tokenizers that a run would begin with, and write nothing."""
+    """Load the tokenizers that a run would begin with."""
     if recipe.given_tokenizer is None and recipe.resume:
         return kept_tokenizers(recipe.folder / "tokenizer", recipe.folder / "checkpoints")[0]
     return named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
 
 
 def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words has those of held-out pairs, too."""
+    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words includes those of held-out pairs."""
     pairs = kept.train
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     if settings.sentences is not None and isinstance(pairs, Sized):
@@ -82,14 +83,14 @@ def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> 
 
 
 def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: str) -> None:
-    """Save a run's tokenizers, as a whole or not at all, with its recipe, by which it knows them as its own."""
+    """Save a run's tokenizers, whole or not at all, with its recipe, which marks them as the run's own."""
     with written_folder(folder) as partial:
         tokenizers.save_pretrained(partial)
         (partial / "recipe.yaml").write_text(recipe, encoding="utf-8")
 
 
 def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:
-    """Read, clean, tokenize and encode what the recipe names; tokenizers are trained unless they are `given`."""
+    """Read, clean, tokenize and encode a recipe's data; tokenizers are trained unless they are `given`."""
     check_model(recipe, given)
     splits = read_splits(recipe.data)
     check_references(splits, recipe.decoding.ignore, recipe.decoding.bleu_tokenizer)
@@ -101,7 +102,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Return the corpus of a run, and save its tokenizers in `folder`, where earlier ones are taken from."""
+    """Return the corpus of a run, with earlier tokenizers from `folder`, or new ones that are saved there."""
     is_main, checkpoint = accelerator is None or accelerator.is_main_process, None
     given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
     if given is None:

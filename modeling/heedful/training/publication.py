@@ -1,4 +1,4 @@
-"""What a run publishes: its averaged weights in a folder that anybody can load, and their scores."""
+"""The published model of a run: a folder with averaged weights, and their scores."""
 
 import logging
 import shutil
@@ -37,7 +37,7 @@ NO_LANGUAGE = "zxx"  # its code for what is no language at all
 
 
 def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the codes of source and target: what `card` says, else the data's columns, else what some pairs show.
+    """Return the codes of source and target, from the card, the names of columns, or the texts of some pairs.
 
     Two forms of one language, such as en_US and en_GB, keep their countries or scripts.
     """
@@ -52,13 +52,13 @@ def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[s
 
 
 def is_translation(source_language: str, target_language: str) -> bool:
-    """Tell by their codes whether one natural language is turned into another one."""
+    """Return whether two codes are of different natural languages."""
     languages = {source_language, target_language}
     return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
 
 
 def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelerator: Accelerator) -> TrainableModel:
-    """Write the final folder on the main process, and return the model with the published weights on every rank."""
+    """Write the published folder on the main process, and return its model on every rank."""
     checkpoints = published_checkpoints(recipe.folder / "checkpoints", recipe.checkpoints, progress)
     model = cast("TrainableModel", load_model(checkpoints[-1]))
     what = "weights" if len(checkpoints) == 1 else "average"
@@ -83,14 +83,14 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
 
 
 def copy_foreign_files(folder: Path, target: Path) -> None:
-    """Copy what a user has put into the folder of a model to another one."""
+    """Copy a user's own files from one folder of a model to another."""
     for file in foreign_files(folder):
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(folder / file, target / file, follow_symlinks=False)
 
 
 def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the weights of checkpoints of one model (section 6.1), summed in float64."""
+    """Average the weights of checkpoints (section 6.1), summed in float64."""
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         weights: dict[str, torch.Tensor] = {}
@@ -104,10 +104,10 @@ def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
 
 
 def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> GenerationConfig:
-    """Return a generation config in which the published model generates so, in place of earlier settings.
+    """Return a generation config with the recipe's decoding in place of earlier settings.
 
-    `Translator` and `BeamSearch` read all of it. transformers' own search ignores `length_penalty_form` and
-    `tokens_beyond_source`, which are written only where they change something.
+    transformers' own search ignores `length_penalty_form` and `tokens_beyond_source`, which are written only where
+    they change something.
     """
     before = config.to_dict().items()
     settings = {name: value for name, value in before if name[0] != "_" and name not in SEARCH_SETTINGS}
@@ -115,20 +115,13 @@ def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> Generat
     settings |= {"max_length": decoding.max_length, "early_stopping": False}
     own = {name: getattr(decoding, name) for name in SEARCH_SETTINGS}
     settings |= {name: value for name, value in own.items() if value not in SEARCH_SETTINGS[name]}
-    # A new one: of one that counts as made from the model's config, transformers ignores what it does not know.
+    # A new one: transformers ignores unknown settings of one that was made from a model's config.
     return type(config).from_dict(settings)
 
 
-def score_published(
-    folder: Path,
-    data: DataRecipe,
-    decoding: DecodingRecipe,
-    corpus: Corpus,
-    accelerator: Accelerator,
-    token_budget: int,
-    sentences: int | None,
-) -> dict[str, Any]:
-    """Measure a published folder as any user would, spread by all ranks; without tests by so many validation pairs."""
+def score_published(folder: Path, recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
+    """Measure a published folder on all ranks: on the tests, or without them on some validation `sentences`."""
+    data, decoding, token_budget = recipe.data, recipe.decoding, recipe.optimization.micro_batch_tokens
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
@@ -137,8 +130,8 @@ def score_published(
     for name, location in data.located.test.items():
         pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
-    if not data.test:  # better than no score at all, which no card may have
-        pairs = sample(corpus.validation_pairs, sentences or None)
+    if not data.test:  # each card needs a score
+        pairs = sample(corpus.validation_pairs, recipe.validation.sentences or None)
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     return metrics
 

@@ -1,4 +1,4 @@
-"""The files of a recipe: its YAML, read here alone, with a check of every key and type, and its model config."""
+"""The files of a recipe: its YAML, with a check of every key and type, and its model config."""
 
 import glob
 import json
@@ -22,22 +22,22 @@ from heedful.messages_heed import wrong
 from heedful.recipe_keys import in_words, keys_of
 from heedful.training.recipe import Recipe
 
-# `configuration/` is in the wheel; a checkout has it at its top.
+# In the wheel, and at the top of a checkout.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
 CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 RECIPE_FILE = "recipe.yaml"
 MODEL_TYPES = ("heed", "heed_rnn")
-# Keys whose paths may be relative to the recipe's file: those of data only where there is no `data.folder`.
+# Paths that may be relative to the recipe's file; those of data only without `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise)")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that is there twice, of which `safe_load` takes the last one, and aliases."""
+    """Reads YAML, and refuses aliases and a key that is there twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Make a mapping of different keys."""
+        """Refuse a key that is there twice: `safe_load` would take the last one."""
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
@@ -47,14 +47,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Read a value; an alias, which could repeat others without end, is none."""
+        """Refuse an alias, which could repeat others without end."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*NAME): write the value again.")
         return super().compose_node(parent, index)
 
 
 def read_yaml(text: str) -> tuple[Any, str]:
-    """Return what YAML says, without aliases, and the text behind."""
+    """Return the value of YAML, and the text after it."""
     loader = _Loader(text)
     try:
         node: Any = loader.get_single_node()
@@ -68,19 +68,18 @@ def read_recipe(
     overrides: list[str] | None = None,
     complete: Callable[[dict[str, Any], str], dict[str, Any]] | None = None,
 ) -> Recipe:
-    """Read a recipe from a YAML file, with changes on top; nothing else is read.
+    """Read a recipe from a YAML file, with changes.
 
-    Paths in the file are relative to the file; what is not there is looked for in the working directory, to which
-    `output`, paths in `overrides`, and those of recipes that come with the package are always relative.
+    Paths in the file are relative to the file, or else to the working directory; `output`, paths in `overrides`, and
+    those of recipes that come with the package are always relative to the working directory.
 
     Args:
         path: The file, or the name of a recipe that comes with the package, such as "quickstart"; a file wins.
         overrides: Changes such as "data.folder=corpora", whose values are YAML too.
-        complete: What fills in the keys of a file without the section `optimization`, of which it gets the tree and
-            the name; `proposals.proposal.complete` looks at the data and at this machine.
+        complete: Completes a file without `optimization`, given its tree and name, as `proposals.proposal.complete`.
 
     Returns:
-        The recipe, with defaults in place of keys that are not given.
+        The recipe, with defaults in place of missing keys.
 
     Raises:
         FileNotFoundError: If there is no such file or name.
@@ -92,7 +91,7 @@ def read_recipe(
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(map(re.compile(r"data(\.train|\.denoise|\.mixture.*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
-        # What the file says of its data is not so of others: a model is not published under someone else's licence.
+        # The card describes the file's own data: no model is published under the licence of others.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
@@ -105,7 +104,7 @@ def read_recipe(
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Read the recipe in a model's folder, maybe a stranger's, whose files are looked for in that folder alone."""
+    """Read the recipe in a model's folder, maybe a stranger's; its files are looked for in that folder alone."""
     path = folder.resolve() / RECIPE_FILE
     if not is_plain_file(path, path.parent):
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
@@ -118,7 +117,6 @@ def recipe_of(folder: Path) -> Recipe:
 
 
 def _read_tree(path: Path) -> dict[str, Any]:
-    """Read a recipe's YAML as a mapping."""
     try:
         tree, _ = read_yaml(path.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -129,7 +127,7 @@ def _read_tree(path: Path) -> dict[str, Any]:
 
 
 def read_values(text: str) -> list[Any]:
-    """Read several values of a key, such as "0.1,0.2": YAML with commas between."""
+    """Read several values of a key, such as "0.1,0.2"."""
     try:
         values, _ = read_yaml(f"[{text}]")
     except yaml.YAMLError:
@@ -146,7 +144,7 @@ def recipes() -> dict[str, str]:
 
 
 def sizes() -> dict[str, str]:
-    """Return a sentence on each size of a model that comes with the package, by its name."""
+    """Return a sentence on each model size that comes with the package, by its name."""
     table = (MODELS / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| `([^`]+)` \| (.*?) \|$", table, flags=re.MULTILINE))
 
@@ -161,7 +159,7 @@ def find_known(name: str) -> Path:
 
 
 def text_of(name: str) -> str:
-    """Return the file of a recipe or a size that comes with the package, and of `keys` the listing of all keys."""
+    """Return the text of a recipe or a size that comes with the package; for `keys` the listing of all keys."""
     return listing() if name == "keys" else find_known(name).read_text(encoding="utf-8")
 
 
@@ -179,13 +177,14 @@ def find_recipe(path: str | Path) -> Path:
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe of nested dictionaries, whose paths are relative to the working directory.
+    """Make a recipe of nested dictionaries.
 
     Args:
-        tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`.
+        tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`; paths are
+            relative to the working directory.
 
     Returns:
-        The recipe, with defaults in place of keys that are not given.
+        The recipe, with defaults in place of missing keys.
 
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.
@@ -194,7 +193,7 @@ def make_recipe(tree: dict[str, Any]) -> Recipe:
 
 
 def to_yaml(recipe: Recipe, is_private: bool = False) -> str:
-    """Write a recipe with every key, defaults included; if private, without what others need not know of paths."""
+    """Write a recipe with every key; if private, without this machine's paths."""
     tree = asdict(recipe)
     if is_private:
         tree = private(tree)
@@ -203,13 +202,13 @@ def to_yaml(recipe: Recipe, is_private: bool = False) -> str:
 
 
 def yaml_text(text: str | None) -> str:
-    """Write a text in quotes, so that it is a value, or part of a comment, on one line, whatever is in it."""
+    """Write any text in quotes on one line, as a value or part of a comment."""
     written = yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf)
     return "null" if text is None else written.rstrip("\n")
 
 
 def commented(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
-    """Write settings as lines of YAML, each with the note of its key behind it, or above where it is long."""
+    """Write settings as lines of YAML, each with the note of its key after it, or above if it is long."""
     lines = []
     for name, value in tree.items():
         key, indent = f"{prefix}{name}", "  " * prefix.count(".")
@@ -232,12 +231,12 @@ def _yaml_value(value: Any) -> str:
 
 
 def meanings() -> dict[str, str]:
-    """Return what each section and key of a recipe means, by its name."""
+    """Return the meaning of each section and key of a recipe, by its name."""
     return {each.name: each.meaning for each in keys_of(Recipe)}
 
 
 def listing() -> str:
-    """Return a recipe with every key there is, its default and its meaning."""
+    """Return a recipe with every key, its default and its meaning."""
     data = {"train": "pairs.tsv", "source": "1", "target": "2"}
     recipe = make_recipe({"name": "mine", "data": data, "optimization": {"max_updates": 10_000}})
     tree = sorted(asdict(recipe).items(), key=lambda item: isinstance(item[1], dict))  # sections last
@@ -245,7 +244,7 @@ def listing() -> str:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Read the config.json of a Heed model, the one of a folder, or the one of a size's name, as fields."""
+    """Read the fields of a config.json, given by its path, its folder, or the name of a size."""
     path = Path(path)
     named = [MODELS / path / "config.json"] if path.name == str(path) else []
     file = next((file for file in (path, path / "config.json", *named) if file.is_file()), None)
@@ -269,7 +268,7 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
 
 
 def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Any) -> None:
-    """Put a recipe's folder before the paths in its file that lie there; overridden ones are not the file's."""
+    """Resolve the paths of a recipe's file, but not the overridden ones."""
     has_folder = bool(section_of(tree, "data").get("folder"))
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
@@ -294,7 +293,7 @@ def _relative_to(folder: Path, value: Any) -> Any:
 
 
 def _file_in(folder: Path, value: Any) -> Any:
-    """Return a place of data as a file of that name in a folder, which is there or is not; built-in ones stay."""
+    """Return the file of that name in a folder, even if it is missing there; built-in data stay."""
     if isinstance(value, list):
         return [_file_in(folder, entry) for entry in value]
     if not isinstance(value, str) or value.startswith("builtin:"):
@@ -304,7 +303,7 @@ def _file_in(folder: Path, value: Any) -> Any:
 
 
 def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of a tree, empty if it is none or has no keys."""
+    """Return a section of a tree, empty if there is none."""
     section = tree.get(name)
     return section if isinstance(section, dict) else {}
 
@@ -315,7 +314,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         raise ValueError(f"An override must be written key=value, but is {override!r} instead.")
     *sections, last = key.split(".")
     for section in sections:
-        if tree.get(section) is None:  # absent, or a section without a key
+        if tree.get(section) is None:
             tree[section] = {}
         tree = tree[section]
         if not isinstance(tree, dict):
@@ -325,7 +324,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str, hint: Any) -> Any:
-    """Read the value of an override: YAML, but the text itself where the key takes one or YAML would cut it."""
+    """Read the value of an override: YAML, but plain text if the key takes text or YAML would cut it."""
     try:
         value, behind = read_yaml(text)
         is_cut = bool(behind.strip())
@@ -338,7 +337,7 @@ def _value(text: str, hint: Any) -> Any:
 
 
 def make_section(kind: type, tree: Any, prefix: str) -> Any:
-    """Make the dataclass `kind` of a mapping, after checking its keys and the types of its values."""
+    """Make the dataclass `kind` of a mapping whose keys and types are checked."""
     if not isinstance(tree, dict):
         raise wrong(prefix.rstrip("."), "be a section with keys", shortened(tree))
     hints, values = get_type_hints(kind), {}
@@ -363,11 +362,11 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
 
 
 def _typed(hint: Any, value: Any, name: str) -> Any:
-    """Return the value if it fits the type; text that YAML should have read as a number (1e-3) becomes one."""
+    """Return the value if it fits the type; text such as 1e-3, which YAML takes for text, becomes a number."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
     if value is False and (is_of_language or "no" in get_args(hint)):
-        value = "no"  # what YAML reads a bare no as; Norwegian's code
+        value = "no"  # YAML reads a bare no as false; it is Norwegian's code
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) in (int, list):
         value = name_of([*map(str, value if isinstance(value, list) else [value])])  # of columns, or their numbers
     if float in choices and (isinstance(value, str) or type(value) is int):

@@ -1,4 +1,4 @@
-"""One training run from its recipe to a folder that anybody can load: data, loop, published weights, test scores."""
+"""One training run from its recipe to its published folder: data, loop, published weights, test scores."""
 
 import json
 import logging
@@ -26,12 +26,12 @@ from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
 
-SECONDS_TO_PREPARE = 60.0  # without a sign of life, after which a process counts as lost before the first update
+SECONDS_TO_PREPARE = 60.0  # without a heartbeat, after which a process counts as lost before the first update
 
 
 @dataclass
 class RunResult:
-    """What a run made."""
+    """The result of a run."""
 
     folder: Path  # of the published model
     recipe: Recipe
@@ -41,7 +41,7 @@ class RunResult:
     parameters: int  # of the model, tied ones once
     hardware: str  # in words
     processes: int
-    ended: tuple[str, ...]  # why it ended before its last update or could learn more; what to do
+    ended: tuple[str, ...]  # warnings about an early end, or a run that could learn more
 
 
 def train(recipe: Recipe) -> RunResult:
@@ -50,10 +50,10 @@ def train(recipe: Recipe) -> RunResult:
     The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
 
     Args:
-        recipe: What `read_recipe` or `make_recipe` returned.
+        recipe: A recipe of `read_recipe` or `make_recipe`.
 
     Returns:
-        What was made, on every rank: the folder of the model, its metrics, the corpus and the progress.
+        The folder of the model, its metrics, the corpus and the progress, on every rank.
 
     Raises:
         ValueError: If the recipe, the data or the run's folder cannot be used; the message names the key.
@@ -68,14 +68,14 @@ def train(recipe: Recipe) -> RunResult:
         accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext():
             set_seed(recipe.seed)
-            # A process that reads a huge file in one call may be silent for long.
+            # A process may be silent while it reads a huge file.
             with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
                 with accelerator.main_process_first():
                     corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
                 if isinstance(rows := corpus.training, StoredRows):
                     logger.info("%s training pairs, %s too long\n%s", rows.pairs, rows.rows.left_out, corpus.report)
                 loop = TrainingLoop(recipe, corpus, accelerator)
-                accelerator.wait_for_everyone()  # or who leaves first seems to be silent
+                accelerator.wait_for_everyone()  # the first to leave would seem to be silent
             if is_main:
                 write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
             loop.log.start_trackers(recipe.name, loop.progress)
@@ -86,14 +86,13 @@ def train(recipe: Recipe) -> RunResult:
             for message in told:
                 logger.warning(message)
             model = publish_weights(recipe, corpus, progress, accelerator)
-            folder, budget = recipe.folder / MODEL_FOLDER, recipe.optimization.micro_batch_tokens
-            asked = recipe.validation.sentences
-            metrics = score_published(folder, recipe.data, recipe.decoding, corpus, accelerator, budget, asked)
+            folder = recipe.folder / MODEL_FOLDER
+            metrics = score_published(folder, recipe, corpus, accelerator)
             if is_main:
                 written = metrics | ({"ended": ended} if ended else {})
                 (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
             loop.log.track(numbers(metrics), progress.update, is_last=True)
             hardware, processes = hardware_in_words(accelerator), accelerator.num_processes
     PartialState().destroy_process_group()
-    parameters = model.num_parameters()
-    return RunResult(folder, recipe, corpus, progress, metrics, parameters, hardware, processes, tuple(told))
+    size = model.num_parameters()
+    return RunResult(folder, recipe, corpus, progress, metrics, size, hardware, processes, tuple(told))

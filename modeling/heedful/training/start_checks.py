@@ -1,4 +1,4 @@
-"""What would end a run or ruin its scores, found before it begins; `heedful doctor` asks the same functions."""
+"""Checks before a run, shared with `heedful doctor`: what would end it or ruin its scores."""
 
 import logging
 import unicodedata
@@ -24,12 +24,12 @@ from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRec
 logger = logging.getLogger(__name__)
 
 TRIED = 1000  # targets that a tokenizer has to give back
-SOME, HALF = 0.01, 0.5  # of the targets, changed or cut off: more than some are a warning, half are an error
-DROPPED = 0.02  # of the training rows, likewise
+SOME, HALF = 0.01, 0.5  # of the targets, changed or cut off: a warning, and an error
+DROPPED = 0.02  # of the training rows: a warning
 
 
 class Fault(NamedTuple):
-    """What is wrong with a run; an error ruins it."""
+    """A fault of a run; an error ruins it."""
 
     check: str
     level: Literal["error", "warning"]
@@ -39,7 +39,7 @@ class Fault(NamedTuple):
 
 
 def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, trackers: Sequence[str]) -> None:
-    """Raise a `ValueError` for an optimizer, BLEU tokenizer or tracker that is not installed, before anything slow."""
+    """Raise a `ValueError` for an optimizer, BLEU tokenizer or tracker that is not installed."""
     if settings.optimizer == "schedule_free":
         try:
             import_extra("schedulefree", "optimizers")
@@ -48,8 +48,7 @@ def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, tr
     try:
         score_translations([""], [""], tokenize=bleu_tokenizer, metrics=("bleu",))
     except (ImportError, ValueError) as error:
-        must = f"be one that can be used here ({error})"
-        raise wrong("decoding.bleu_tokenizer", must, bleu_tokenizer) from error
+        raise wrong("decoding.bleu_tokenizer", f"be one that can be used here ({error})", bleu_tokenizer) from error
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in trackers:
         if name not in installed:  # Accelerate would leave it out, without an error
@@ -58,7 +57,7 @@ def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, tr
 
 
 def check_start(found: Iterable[Fault]) -> None:
-    """Raise a `ValueError` for what would end a run or make it worthless, and warn of what costs much of it."""
+    """Raise a `ValueError` for the first fault that ends a run or makes it worthless, and warn of the others."""
     for fault in found:
         if fault.level == "error" and fault.check in ("ends", "round_trip", "positions"):
             raise ValueError(fault.message)
@@ -66,7 +65,7 @@ def check_start(found: Iterable[Fault]) -> None:
 
 
 def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator[Fault]:
-    """Find what is wrong with the tokenizers, the lengths and the limits of a run; no room is a `ValueError`."""
+    """Find faults in the tokenizers, lengths and limits of a run; a model without room is a `ValueError`."""
     recipe.data.check_room(config)
     targets = [pair["target"] for pair in corpus.validation_pairs]
     yield from faults_of_targets(tokenizer_key(recipe.tokenizer, recipe.model), corpus.tokenizers, targets)
@@ -88,13 +87,13 @@ def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator
 
 
 def tokenizer_key(tokenizer: TokenizerRecipe, model: ModelRecipe) -> str:
-    """Return the key of a recipe that decides about its tokenizers."""
+    """Return the key of a recipe that decides its tokenizers."""
     given = {"tokenizer.path": tokenizer.path, "model.start_from": model.start_from}
     return next((key for key, value in given.items() if value is not None), "tokenizer.vocab_size")
 
 
 def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str]) -> Iterator[Fault]:
-    """Find out whether targets end in the end token, and are given back, but for spaces, when they are decoded."""
+    """Check that targets end in the end token, are known, and come back from decoding but for spaces."""
     tried = targets[:: max(1, len(targets) // TRIED)]
     ids, end, unknown = tokenizers.encode_target(tried), tokenizers.target.eos_token_id, tokenizers.target.unk_token_id
     endless = [text for text, row in zip(tried, ids, strict=True) if row[-1:] != [end]]
@@ -118,7 +117,7 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
 def _too_long(
     data: DataRecipe, validation: ValidationRecipe, positions: int | None, splits: Mapping[str, EncodedPairs]
 ) -> Iterator[Fault]:
-    """Find rows, and a length of what is generated, that are too long for the model or for attention."""
+    """Find rows and a generation length that are too long for the model or for attention."""
     new_tokens = validation.max_new_tokens
     if positions is not None and validation.sentences != 0 and new_tokens > positions:
         message = f"`validation.max_new_tokens` must be at most {positions}, the model's positions, but is "
@@ -126,7 +125,7 @@ def _too_long(
     most = positions or MOST_SOURCE_TOKENS
     for key, rows in splits.items():
         is_train = key == "data.train"
-        # Without positions a limit that the recipe gives is what its writer wants.
+        # Without positions, a limit in the recipe is deliberate.
         limits = (data.max_source_tokens, data.max_target_tokens) if is_train and positions is None else (None, None)
         lengths = np.maximum(rows.source_lengths * (limits[0] is None), rows.target_lengths * (limits[1] is None))
         if found := _longest(lengths, most):
@@ -138,8 +137,8 @@ def _too_long(
 
 
 def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np.ndarray) -> Iterator[Fault]:
-    """Find validation references, of so many tokens, that are longer than what may be generated."""
-    limits = {"decoding.max_length": (decoding.max_length, 1)}  # which counts the decoder's start token
+    """Find validation references, of these `lengths`, that are longer than what may be generated."""
+    limits = {"decoding.max_length": (decoding.max_length, 1)}  # it counts the decoder's start token
     if validation.sentences != 0:
         limits["validation.max_new_tokens"] = validation.max_new_tokens, 0
     for key, (limit, more) in limits.items():
@@ -151,7 +150,7 @@ def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np
 
 
 def _longest(lengths: np.ndarray, limit: int) -> list[int]:
-    """Return the numbers of what is longer than a limit, the longest first."""
+    """Return the numbers of the lengths above a limit, the longest first."""
     found = np.flatnonzero(lengths > limit)
     return [*found[np.argsort(-lengths[found], kind="stable")].tolist()]
 

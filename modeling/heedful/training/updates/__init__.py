@@ -1,1 +1,1 @@
-"""One update: its objective, optimizer, learning rate, gradient at any split, and the compiled or packed step."""
+"""One update: objective, optimizer, learning rate, the gradient at any split, and the compiled or packed step."""

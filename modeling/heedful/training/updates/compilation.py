@@ -1,4 +1,4 @@
-"""The compiled step: when it pays, and what of a model is compiled: all between embeddings and the loss."""
+"""The compiled step: a model between its embeddings and the loss, compiled where it pays."""
 
 import logging
 from collections.abc import Callable
@@ -20,22 +20,19 @@ from heedful.training.recipe import OptimizationRecipe
 logger = logging.getLogger(__name__)
 
 LONG_ENOUGH = 300.0  # seconds of a run without compiling: compiling takes about one minute, and saves up to a third
-# To estimate these seconds: what an update takes at least, in seconds, and its share of the card's peak.
+# The least seconds of an update, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
 UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
-# With fewer operations than this in a micro-batch, about 10 ms of a large card, a GPU waits for its launches, of which
-# a CUDA graph makes one.
-GRAPHS_BELOW = 4e12
+GRAPHS_BELOW = 4e12  # operations of a micro-batch, 10 ms of a large card: a GPU waits for launches, a graph needs one
 
 
 class CompiledBody:
-    """Computes what `HeedModel` does, compiled for any number of rows and tokens, or as a CUDA graph of each shape."""
+    """A compiled `HeedModel` for any number of rows and tokens, or a CUDA graph of each shape."""
 
     def __init__(self, model: HeedModel, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs
-        # Until all of it has run once: a graph is computed, then recorded, then replayed.
-        self.first_calls = 3 if uses_graphs else 1
-        # Without the compiler's benchmarks, of which the fastest may be another one in a resumed run.
+        self.first_calls = 3 if uses_graphs else 1  # a graph is computed, then recorded, then replayed
+        # Deterministic: the compiler's benchmarks could choose other kernels in a resumed run.
         options: dict[str, Any] = {"deterministic": True, "triton.cudagraphs": uses_graphs}
 
         def compute(**inputs: Any) -> Any:
@@ -46,8 +43,8 @@ class CompiledBody:
         self._compute: Callable[..., Seq2SeqModelOutput] = torch.compile(compute, dynamic=True, options=options)
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Seq2SeqModelOutput:
-        """Return what the model returns for ids and the arguments of its `forward`, embeddings left out."""
-        # Compiled, their gradient would be added up in no fixed order.
+        """Return the model's output for ids and other arguments of its `forward`."""
+        # The compiled gradient of embeddings would be added up in no fixed order.
         kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
         kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
         if self.uses_graphs:
@@ -58,7 +55,7 @@ class CompiledBody:
 def body_of(
     model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool, packs: bool
 ) -> CompiledBody | None:
-    """Return a compiled body of a recipe's model, or `None` where nothing is compiled, which the log explains."""
+    """Return a recipe's compiled body, or log why there is none and return `None`."""
     is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
     foreign = None if runs_known_code(model) else "code that is not Heedful's runs within the model"
     obstacle = check_compile(settings, model.config, is_checkpointed, "weights are sharded" if is_sharded else foreign)
@@ -67,7 +64,7 @@ def body_of(
     if settings.compile == "auto" and reason is not None:
         logger.info("the step is not compiled: %s", reason)
         return None
-    # A small model whose rows lie end to end comes in few shapes.
+    # Rows end to end have few shapes.
     is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
     uses_graphs = packs and is_small and accelerator.num_processes == 1
     logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
@@ -77,7 +74,7 @@ def body_of(
 def check_compile(
     settings: OptimizationRecipe, config: PreTrainedConfig, is_checkpointed: bool, obstacle: str | None = None
 ) -> str | None:
-    """Return why a model of a config cannot be compiled, a `ValueError` if the recipe asks for it all the same."""
+    """Return why a model cannot be compiled; if the recipe asks for it all the same, raise a `ValueError`."""
     if config.model_type != "heed":
         obstacle = "the model is recurrent, whose program grows with the length of its sentences"
     elif is_checkpointed:
@@ -90,7 +87,7 @@ def check_compile(
 
 
 def _why_too_short(model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
-    """Return why a run is too short to be compiled; `None` where it is not, as where its end is not known."""
+    """Return why a run is too short to be compiled; `None` if it is long or its end is unknown."""
     seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
     if settings.max_updates is not None:
         speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK) * accelerator.num_processes

@@ -1,4 +1,4 @@
-"""The steps of a run, whether weights are whole (DDP) or sharded (FSDP2), and what updates gave."""
+"""The steps of a run with whole (DDP) or sharded (FSDP2) weights, and their results."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner(torch.nn.Module):
-    """A network as a module whose call is its loss: DDP and FSDP2 wrap calls of modules alone."""
+    """A module that returns a network's loss, because DDP and FSDP2 wrap the calls of modules only."""
 
     def __init__(self, network: TrainableModel):
         super().__init__()
@@ -40,17 +40,16 @@ class Learner(torch.nn.Module):
             return getattr(super().__getattr__("network"), name)
 
     def forward(self, *arguments: Any) -> torch.Tensor:
-        """Return the loss, of the arguments of the network's `loss_of`."""
+        """Return the network's `loss_of`."""
         return self.network.loss_of(*arguments)
 
 
 class TrainingEngine:
     """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
 
-    The model is given with the same weights on every rank; `model` and `optimizer` are as Accelerate wraps them, and
-    `parameters` is what the optimizer changes, or this rank's share of it. `feed` makes its micro-batches; `body`
-    computes the states of both stacks in place of the model's own, compiled. Where the device decides whether a
-    gradient is finite, nothing waits for it.
+    Every rank gives a model with the same weights. The attributes `model` and `optimizer` are wrapped by Accelerate;
+    `parameters` are this rank's share. `body` replaces the model's own stacks. With `decides_on_device`, Python does
+    not wait to know whether a gradient is finite.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class TrainingEngine:
         self.model, self.optimizer = self.accelerator.prepare(Learner(model), optimizer)
         self.parameters = list(self.model.parameters())
         if body is not None and body.uses_graphs:
-            # Or the first gradients would be kept in memory that a graph writes to again.
+            # Otherwise the first gradients would lie in memory that a graph overwrites.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -85,36 +84,34 @@ class TrainingEngine:
         return plain
 
     def warm_up(self, row: Row) -> None:
-        """Compile the step, and let DDP build the buckets in which it all-reduces gradients, before the first update.
+        """Compile the step and let DDP build its buckets by a row that is the same in every run.
 
-        Else a resumed run would compile for another first micro-batch than a run that was never stopped, and its first
-        update would be all-reduced in other buckets than DDP builds after its first backward pass: either changes sums
-        in their last bit. Any row will do, the same in every run: its gradient is thrown away.
+        Either depends on the first micro-batch and changes sums in their last bit, so that a resumed run would differ
+        from one that was never stopped. The gradient is thrown away.
         """
         try:
-            if self.body is not None:  # not all-reduced, because memory may run out, or a compiler lack, on one rank
+            if self.body is not None:  # not all-reduced: a single rank may lack memory or a compiler
                 micro_batches = [self.feed.full_of(row)] * self.body.first_calls
                 self.accumulate(micro_batches, tokens=1, all_reduce=False)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-            if not is_too_large:  # else the first update fails too, and may be divided further
+            if not is_too_large:  # the first update would fail too, and may be divided further
                 self.body = None
                 logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
         if isinstance(self.model, DistributedDataParallel):
-            # Two, for a single one would be compiled on its own.
+            # Two rows, because torch compiles a size of 1 apart.
             self.accumulate([MicroBatch(self.feed.tensors([row, row]))], tokens=1)
         self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
-        """Add up the gradients of this rank's micro-batches, and with `all_reduce` all-reduce them with the last one.
+        """Add up the gradients of this rank's micro-batches, and all-reduce them with the last one.
 
-        Every rank must have equally many micro-batches. The summed loss is divided by `tokens`, the target tokens of
-        the whole update, on all ranks. Returns sums of this rank in nats, `(3)`: the loss, and of it what R-Drop and
-        what distillation add to the cross-entropy.
+        Every rank must have equally many micro-batches; `tokens` are the target tokens of the whole update, on all
+        ranks. Returns this rank's sums in nats, `(3)`: the loss, and the shares of R-Drop and distillation.
         """
         device = self.accelerator.device
         sums = torch.zeros(3, device=device)
-        # Entered here, autocast rounds each weight once for all micro-batches. Shards come and go by themselves.
+        # Entered here, autocast rounds each weight once for all micro-batches; FSDP2 rounds its shards itself.
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
                 batch, objective = self.feed.inputs(micro_batch)
@@ -129,17 +126,17 @@ class TrainingEngine:
         return sums
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of this rank's part of the loss; the all-reduce makes the sum over the ranks of it."""
-        # The all-reduce of DDP and FSDP2 is a mean.
+        """Add the gradient of this rank's part of the loss."""
+        # The all-reduce of DDP and FSDP2 is a mean, and the gradient a sum over the ranks.
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
     @property
     def _gradients(self) -> list[torch.Tensor]:
-        # Every rank has the same ones, because each has had a micro-batch, if only one that does not count.
+        # Those of the same parameters on every rank, because each has had a micro-batch.
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def all_reduce(self) -> None:
-        """All-reduce the gradients where no backward pass has done it."""
+        """All-reduce the gradients after backward passes without it."""
         if not torch.distributed.is_initialized():
             return
         for handle in [torch.distributed.all_reduce(gradient, async_op=True) for gradient in self._gradients]:
@@ -148,17 +145,17 @@ class TrainingEngine:
             gradient.div_(torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> torch.Tensor:
-        """Return the norm of the gradient over all ranks, which is scaled down to a limit where it is longer."""
+        """Return the norm of the gradient over all ranks, and clip it to a limit."""
         if limit is not None:
             return full_tensor(self.accelerator.clip_grad_norm_(self.parameters, limit))
         self.accelerator.unscale_gradients()
         return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
     def step(self, rate: float, norm: torch.Tensor) -> None:
-        """Change the weights at a learning rate, if the gradient's norm is finite."""
+        """Change the weights at a learning rate, if the norm is finite."""
         set_learning_rate(self.optimizer, rate)
         if self.decides_on_device:
-            # Where this is 1, torch's fused optimizers leave weights, moments and their count of steps as they are.
+            # If this is 1, torch's fused optimizers change neither weights nor moments nor their count of steps.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
             self.optimizer.step()
         elif math.isfinite(norm.item()):
@@ -176,10 +173,7 @@ class TrainingEngine:
         return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, tied ones once, and saved buffers, to ranks that keep them; all must ask.
-
-        Of an optimizer that averages weights they are the averages.
-        """
+        """Return whole weights by name, or their averages, tied ones once, and saved buffers; all ranks call it."""
         saved = self.network.state_dict()
         parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
         if self.averages:
@@ -188,7 +182,7 @@ class TrainingEngine:
         return full_weights(parameters | buffers, keep)
 
     def optimizer_state(self, keep: bool) -> dict[str, Any]:
-        """Return the optimizer's state as one process with whole weights has it; every rank must ask."""
+        """Return the optimizer's state with whole tensors; all ranks call it."""
         state = self.optimizer.state_dict()
         if self.averages:
             for number, weight in enumerate(self._optimized):
@@ -200,14 +194,14 @@ class TrainingEngine:
         return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
 
     def load(self, optimizer_state: dict[str, Any]) -> None:
-        """Take over what `optimizer_state` returned, whatever the number of ranks and their sharding was then."""
+        """Take over an `optimizer_state`, from any number of ranks and any sharding."""
         parameters = self._optimized
         for number, values in optimizer_state["state"].items():
             whole = {name: value for name, value in values.items() if value.shape == parameters[number].shape}
             values |= {name: shard_like(value, parameters[number]) for name, value in whole.items()}
             if AVERAGED in values:
                 parameters[number].data.copy_(values.pop(AVERAGED))
-        # Betas and the like stay those of the recipe, which is allowed to change them.
+        # Betas and the like are the recipe's, which may change them.
         groups = self.optimizer.state_dict()["param_groups"]
         for group, saved in zip(groups, optimizer_state["param_groups"], strict=True):
             group |= {name: saved[name] for name in COUNTED if name in saved}
@@ -215,8 +209,8 @@ class TrainingEngine:
 
     @property
     def averages(self) -> bool:
-        """Whether the weights to validate and to keep are averages, which the optimizer makes."""
-        return "weight_lr_power" in self.optimizer.param_groups[0]  # as schedule-free ones have it
+        """Whether the optimizer averages weights, which are then validated and kept."""
+        return "weight_lr_power" in self.optimizer.param_groups[0]  # of schedule-free ones
 
     @property
     def _optimized(self) -> list[torch.Tensor]:
@@ -224,31 +218,31 @@ class TrainingEngine:
 
 
 class Result(NamedTuple):
-    """What an update gave, of all ranks together; losses are sums in nats."""
+    """The result of an update on all ranks; losses are sums in nats."""
 
     update: int  # its number, from 1
     target_tokens: int
     tokens: int  # of both sides
-    loss: float  # the cross-entropy,
-    r_drop: float  # what R-Drop adds to it,
-    distillation: float  # and what distillation does
+    loss: float  # the cross-entropy
+    r_drop: float  # added to it
+    distillation: float  # added to it
     padded_tokens: float
     stopping_ranks: float  # that have received a signal
     late_ranks: float  # whose time is up
-    gradient_norm: float  # where it is not finite, the weights have not changed
+    gradient_norm: float  # if it is not finite, the weights have not changed
 
 
 class Results:
-    """Results in order, several of which are read at once: a GPU knows them late; all ranks add and read alike."""
+    """Results in order, read several at once because a GPU knows them late; all ranks add and read alike."""
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator = accelerator
         self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
 
     def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
-        """Add an update's number, target tokens and all tokens, and start to add up the rest over the ranks.
+        """Add an update's `Result` up to `tokens`, and start to sum up over the ranks its losses and `own`.
 
-        `own` are this rank's padded tokens, whether it is to stop, and whether its time is up.
+        `own` is this rank's part of `padded_tokens`, `stopping_ranks` and `late_ranks`.
         """
         device = self._accelerator.device
         kind = torch.float32 if device.type == "mps" else torch.float64
@@ -260,7 +254,7 @@ class Results:
         self._waiting.append((known, torch.cat([values, norm.detach().to(device, kind).reshape(1)])))
 
     def read(self, keep: float = 0) -> list[Result]:
-        """Return the results of all updates but the last `keep`, which is where Python waits for the device."""
+        """Return the results of all updates but the last `keep`; here Python waits for the device."""
         ready = [self._waiting.popleft() for _ in range(len(self._waiting) - int(min(keep, len(self._waiting))))]
         read = torch.stack([values for _, values in ready]).tolist() if ready else []
         results = []

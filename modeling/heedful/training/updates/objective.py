@@ -1,4 +1,4 @@
-"""R-Drop and distillation, from all logits and, as in `loss_heed.py`, from those of a few tokens."""
+"""R-Drop and distillation, from all logits or, as in `loss_heed.py`, from those of a few tokens at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,26 +16,27 @@ from heedful.training.recipe import OptimizationRecipe
 
 @dataclass(frozen=True)
 class Objective:
-    """R-Drop, token-level distillation, or both; it returns `(3)` sums: the loss, and what each adds to it.
+    """R-Drop, token-level distillation, or both; it returns `(3)` sums: the loss, and the share of each.
 
-    *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice under other dropout, and the two predictions p
-    and q are to be alike: CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that,
-    so that it stays comparable with the loss of one pass, and a learning rate means the same. The paper's α for
-    translation is 5.
+    *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice under other dropout, with predictions p and q:
+    CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that, so that a learning
+    rate means the same as with one pass. The paper's α for translation is 5.
 
     *Distillation* (Kim and Rush, 2016, section 3.1, whose α is w): (1 - w) CE(label) + w CE(teacher), where CE(label)
-    is the smoothed cross-entropy and CE(teacher) = -Σ q log p with the student's probabilities p and the teacher's q.
-    With R-Drop it is the mean over both passes.
+    is smoothed, and CE(teacher) = -Σ q log p with the student's probabilities p and the teacher's q. With R-Drop it is
+    the mean over both passes.
     """
 
     alpha: float | None = None  # of R-Drop
-    weight: float | None = None  # of distillation, which is left out of a batch without a teacher's tokens
-    # What the teacher says at each label, `(…, k)` each: tokens, and their probabilities, which sum to 1.
+    weight: float | None = None  # of distillation, in batches with a teacher's tokens
+    # The teacher's tokens at each label and their probabilities, which sum to 1: `(…, k)` each.
     teacher: tuple[torch.Tensor, ...] = ()
 
     @classmethod
-    def of(cls, settings: OptimizationRecipe, config: PreTrainedConfig) -> "Objective":
-        """Return what the settings ask for; R-Drop with a model whose two passes are the same is a `ValueError`."""
+    def of(cls, settings: OptimizationRecipe, config: PreTrainedConfig) -> "Objective | None":
+        """Return the settings' objective, `None` for the cross-entropy; R-Drop without dropout is a `ValueError`."""
+        if settings.r_drop is None and settings.distillation is None:
+            return None
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
         if settings.r_drop is not None and not any(rates):
             must = "empty for a model without `dropout`, whose two passes are the same"
@@ -44,11 +45,11 @@ class Objective:
 
     @property
     def passes(self) -> int:
-        """How often the rows of a batch pass, one pass behind the other."""
+        """How often the rows of a batch pass, one pass after the other."""
         return 1 if self.alpha is None else 2
 
     def of_batch(self, batch: Mapping[str, Any]) -> "tuple[dict[str, Any], Objective]":
-        """Return a batch without what a teacher says of it, and its objective, which takes that."""
+        """Return a batch without the teacher's columns, and its objective with them."""
         others = {name: values for name, values in batch.items() if name not in TEACHER_COLUMNS}
         teacher = tuple(batch[name] for name in TEACHER_COLUMNS if name in batch)
         return others, replace(self, teacher=teacher)
@@ -98,10 +99,7 @@ class Objective:
     def _without_teacher(
         self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Do the same for R-Drop alone, where r = log p - log q.
-
-        The gradient of KL(p‖q) is p (r - Σ p r) for the logits of p, and q - p for those of q; of KL(q‖p) likewise.
-        """
+        # With r = log p - log q, the gradient of KL(p‖q) is p (r - Σ p r) for the logits of p, q - p for those of q.
         total, r_drop = torch.zeros(2, device=logits.device)
         if self.alpha is None:
             total = replace_by_gradient(logits, targets, smoothing, of_bias)
@@ -111,7 +109,7 @@ class Objective:
         size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else both.shape[1]
         for part, target in zip(both.split(size, 1), all_targets.split(size, 1), strict=True):
             p = part.softmax(-1, dtype=torch.float32)  # of either pass, (2, size, V)
-            # log Σ exp(logits), as `replace_by_gradient` of `loss_heed.py` has it
+            # log Σ exp(logits), as in `loss_heed.py`
             normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
             ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q
             divergences = torch.linalg.vecdot(p[0], ratio), -torch.linalg.vecdot(p[1], ratio)  # (size) each

@@ -6,11 +6,11 @@ from heedful.training.recipe import OptimizationRecipe
 
 
 def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> float:
-    """Return the learning rate of an update; a pure function, so that there is no schedule to save or resume.
+    """Return the learning rate of an update, counted from 1.
 
-    `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3), where
-    updates count from 1. All others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with
-    update^-0.5, `cosine` and `linear` fall to 0 at `max_updates`, and `constant` stays.
+    `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3). All
+    others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with update^-0.5, `cosine` and
+    `linear` fall to 0 at `max_updates`, and `constant` stays.
     """
     warmup, peak = settings.warmup_updates, settings.learning_rate
     schedule = settings.schedule_in_use

@@ -119,9 +119,16 @@ def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> Generat
     return type(config).from_dict(settings)
 
 
-def score_published(folder: Path, recipe: Recipe, corpus: Corpus, accelerator: Accelerator) -> dict[str, Any]:
+def score_published(
+    folder: Path,
+    data: DataRecipe,
+    decoding: DecodingRecipe,
+    corpus: Corpus,
+    accelerator: Accelerator,
+    token_budget: int,
+    sentences: int | None,
+) -> dict[str, Any]:
     """Measure a published folder on all ranks: on the tests, or without them on some validation `sentences`."""
-    data, decoding, token_budget = recipe.data, recipe.decoding, recipe.optimization.micro_batch_tokens
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
@@ -131,7 +138,7 @@ def score_published(folder: Path, recipe: Recipe, corpus: Corpus, accelerator: A
         pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
     if not data.test:  # each card needs a score
-        pairs = sample(corpus.validation_pairs, recipe.validation.sentences or None)
+        pairs = sample(corpus.validation_pairs, sentences or None)
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     return metrics
 

@@ -1,7 +1,6 @@
-"""The recipe: everything that defines one training run, checked before anything is spent.
+"""The recipe: everything that defines one training run, checked before anything slow.
 
-Each dataclass is a section of the file, each field a key, which says what it means: `heedful recipes keys` lists them.
-`recipe_file.py` reads and writes the files.
+Each dataclass is a section of the file, each field a key; `heedful recipes keys` lists them.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,20 +22,15 @@ Criterion = Literal["loss", "bleu", "chrf", "chrf++", "exact_match", "token_erro
 class ModelRecipe(Section, section="model"):
     """The model: a config file and changes to it, or a trained model to start from."""
 
-    config: str | None = key(
-        "a size (`heedful recipes`), a config.json or its folder; empty: the paper's base model", None
-    )
+    config: str | None = key("a size (`heedful recipes`), a config.json or its folder; empty: the paper's base", None)
     options: dict[str, Any] = key(
         "changes to it: any field of HeedConfig but what the tokenizer decides. Against overfitting, each a share "
         "from 0: dropout, attention_dropout, activation_dropout, source_word_dropout and target_word_dropout "
-        "(whole embeddings), label_smoothing; depth_scaled_init lets small models begin to learn in half the "
-        "updates",
+        "(whole embeddings), label_smoothing; depth_scaled_init: small models begin to learn in half the updates",
         dict,
     )
     start_from: str | None = key("a trained model to go on from, in place of the two above", None)
-    attn_implementation: str | None = key(
-        "eager, sdpa, flash_attention_2, flex_attention; empty lets transformers choose", None
-    )
+    attn_implementation: str | None = key("eager, sdpa, flash_attention_2, flex_attention; empty: the default", None)
     activation_checkpointing: bool = key("true trades time for memory", False)
 
     def check(self) -> None:
@@ -51,20 +45,15 @@ class OptimizationRecipe(Section, section="optimization"):
 
     optimizer: Literal["adam", "adamw", "schedule_free", "muon"] = key(
         "adam, adamw with weight decay, schedule_free (Defazio et al., 2024: AdamW whose averaged weights are "
-        "validated and published; no end needs to be known), or muon for the layers' matrices, with adamw for all "
-        "else",
+        "validated and published; its end may be open), or muon for the layers' matrices, with adamw for the rest",
         "adam",
     )
     learning_rate: float = key("the peak; with the paper's schedule a factor, 1 as published", 1.0, above=0)
     muon_learning_rate: float | None = key(
-        "the peak of muon's matrices; empty for `learning_rate`, and for the paper's schedule",
-        None,
-        above=0,
+        "the peak of muon's matrices; empty for `learning_rate`, and for the paper's schedule", None, above=0
     )
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = key(
-        "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty is constant for schedule_free and "
-        "paper for others",
-        None,
+        "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty: paper, schedule_free: constant", None
     )
     warmup_updates: int = key("linear rise to the peak", 4000, least=0)
     beta1: float = key("the decay of Adam's first moment (section 5.3)", 0.9, least=0, below=1)
@@ -72,35 +61,23 @@ class OptimizationRecipe(Section, section="optimization"):
     epsilon: float = key("added to the denominator of its step", 1e-9, above=0)
     weight_decay: float = key("of matrices; all optimizers but adam", 0.0, least=0)
     max_grad_norm: float | None = key("clips the gradient's norm; empty for no clipping", None, above=0)
-    max_updates: int | None = key(
-        "the run ends at whichever of the three comes first; empty for no limit", None, least=1, resumes=True
-    )
+    max_updates: int | None = key("the first of three limits ends the run; empty: none", None, least=1, resumes=True)
     max_epochs: int | None = key("passes over the training pairs", None, least=1, resumes=True)
     max_minutes: float | None = key("of the run's own clock, interruptions not counted", None, above=0, resumes=True)
     tokens_per_update: int = key("padded source and target tokens of one optimizer step", 50000)
-    buckets_per_update: int = key(
-        "groups of similar length in it; with several it learns from all lengths at once", 1, least=1
-    )
-    token_budget: int | None = key(
-        "padded tokens that fit in memory at once; empty is a whole bucket", None, least=1, resumes=True
-    )
-    shrink_token_budget: bool = key(
-        "true halves it when memory runs out, and repeats the update: the same pairs and loss", False, resumes=True
-    )
-    skip_nonfinite_updates: int = key(
-        "so many updates in a row may have a NaN and be skipped; 0 stops at the first", 0, least=0, resumes=True
-    )
+    buckets_per_update: int = key("groups of similar length in it; several mix all lengths in one update", 1, least=1)
+    token_budget: int | None = key("padded tokens per micro-batch; empty: a whole bucket", None, least=1, resumes=True)
+    shrink_token_budget: bool = key("true halves it when memory runs out, and repeats the update", False, resumes=True)
+    skip_nonfinite_updates: int = key("updates with a NaN to skip in a row; then it stops", 0, least=0, resumes=True)
     r_drop: float | None = key(
-        "R-Drop (Liang et al., 2021): each pair passes twice under other dropout, and so much weight is on both "
-        "predictions being alike; empty for none, 5 in the paper. An update takes twice as long. `train/loss` "
-        "stays the cross-entropy",
+        "the weight of R-Drop (Liang et al., 2021; 5 there): each pair passes twice under other dropout, and both "
+        "predictions are to be alike; empty: none. It takes twice the time. `train/loss` stays the cross-entropy",
         None,
         above=0,
     )
     distillation: str | None = key(
-        "a folder that `heedful distill-tokens` wrote: the cross-entropy with a teacher's tokens stands, by its "
-        "weight, for that with the labels (Kim and Rush, 2016). It needs the teacher's tokenizer in "
-        "`tokenizer.path`",
+        "a folder of `heedful distill-tokens`: the cross-entropy is in part with a teacher's tokens (Kim and Rush, "
+        "2016). It needs the teacher's tokenizer in `tokenizer.path`",
         None,
     )
     distillation_weight: float = key("of the cross-entropy with the teacher's tokens", 0.5, above=0, most=1)
@@ -114,11 +91,8 @@ class OptimizationRecipe(Section, section="optimization"):
 
     def check(self) -> None:
         """Refuse keys that exclude each other, and what the optimizer would not read."""
-        self.require(
-            self.tokens_per_update >= self.buckets_per_update,
-            "tokens_per_update",
-            f"be at least {self.buckets_per_update}",
-        )
+        must = f"be at least {self.buckets_per_update}"
+        self.require(self.tokens_per_update >= self.buckets_per_update, "tokens_per_update", must)
         if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
             must = "One of `optimization.max_updates`, `max_epochs` and `max_minutes` must be given"
             raise ValueError(f"{must}, but none is.")
@@ -139,33 +113,27 @@ class OptimizationRecipe(Section, section="optimization"):
 
     @property
     def schedule_in_use(self) -> str:
-        """The schedule, or the optimizer's own where none is given."""
+        """The schedule, by default the optimizer's own."""
         return self.schedule or ("constant" if self.optimizer == "schedule_free" else "paper")
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Padded tokens of one micro-batch: `token_budget`, or a whole bucket's; half where each row passes twice."""
+        """Padded tokens of one micro-batch; half of the budget with R-Drop, where each row passes twice."""
         passes = 1 if self.r_drop is None else 2
         return max(1, (self.token_budget or self.tokens_per_update // self.buckets_per_update) // passes)
 
 
 @dataclass
 class ValidationRecipe(Section, section="validation"):
-    """How often the model is validated while it trains, and how."""
+    """How often and how the model is validated while it trains."""
 
     every_updates: int = key("how often loss and scores are measured", 1000, least=1, resumes=True)
-    sentences: int | None = key(
-        "validation pairs, drawn once, that are translated greedily; 0 for none, empty for all", None, least=0
-    )
+    sentences: int | None = key("validation pairs to translate greedily; 0 for none, empty for all", None, least=0)
     max_new_tokens: int = key("the longest of these translations, in tokens", 128, least=1)
     select: Criterion = key(
-        "what makes a checkpoint the best: loss, bleu, chrf, chrf++, exact_match, token_error_rate, "
-        "character_error_rate",
-        "loss",
+        "the best checkpoint by loss, bleu, chrf, chrf++, exact_match, token_error_rate, character_error_rate", "loss"
     )
-    patience: int | None = key(
-        "stop after so many validations without improvement; empty never does", None, least=1, resumes=True
-    )
+    patience: int | None = key("validations without improvement that end the run", None, least=1, resumes=True)
 
     def check(self) -> None:
         """Refuse to select by a score without translations."""
@@ -180,8 +148,7 @@ class CheckpointRecipe(Section, section="checkpoints", resumes=True):
     every_updates: int = key("how often the run is saved", 1000, least=1)
     keep_last: int = key("how many of these are kept, besides the best validated one", 5, least=1)
     publish: Literal["average", "best", "last"] = key(
-        "the published weights: average of the kept last ones (section 6.1), best (the best validated one), or last",
-        "average",
+        "the published weights: average of the kept last ones (section 6.1), best (validated), or last", "average"
     )
 
 
@@ -195,17 +162,13 @@ class DecodingRecipe(Section, section="decoding", resumes=True):
         "power: length^exponent; gnmt: ((5 + length) / 6)^exponent, the paper's (section 6.1)", "power"
     )
     max_length: int = key("longest translation in tokens, the decoder's start token included", 256, least=2)
-    tokens_beyond_source: int | None = key(
-        "and longest in tokens more than its source has, 50 in the paper; empty for no limit", None, least=1
-    )
+    tokens_beyond_source: int | None = key("its limit beyond the source, 50 in the paper; empty: none", None, least=1)
     bootstrap: int = key("resamples behind the confidence intervals; 0 for none", 1000)
-    bleu_tokenizer: str | None = key(
-        "sacreBLEU's: 13a, intl, char, zh, ko-mecab, ja-mecab, …; empty: what fits the targets", None
-    )
+    bleu_tokenizer: str | None = key("sacreBLEU's: 13a, char, zh, ko-mecab, ja-mecab, …; empty: by the targets", None)
     ignore: str | None = key('a regular expression of what no score sees, validation\'s too, such as "[0-9]"', None)
 
     def check(self) -> None:
-        """Refuse a pattern or a number of resamples that cannot be, and what a greedy search would not read."""
+        """Refuse a wrong pattern or number of resamples, and what a greedy search would ignore."""
         check_scoring(self.bootstrap, self.ignore, "decoding.")
         for name, default in (("length_penalty", 1), ("length_penalty_form", "power")):
             must = f"be {default} where `decoding.num_beams` is 1 and nothing is compared"
@@ -225,9 +188,7 @@ class CardRecipe(Section, section="card", resumes=True):
     """What the model card says that no program can know."""
 
     license: str | None = key("the model's, as the Hub names it; empty: unknown (built-in corpus: apache-2.0)", None)
-    source_language: str | None = key(
-        "its code or name; empty: `data.source`, if it is one, else what the texts show", None
-    )
+    source_language: str | None = key("its code or name; empty: `data.source` if it is one, or by the texts", None)
     target_language: str | None = key("its code or name, likewise", None)
     dataset: str | None = key("what the training data are called; empty takes `data.train`", None)
     intended_use: str | None = key("what the model is for", None)
@@ -242,35 +203,23 @@ class CardRecipe(Section, section="card", resumes=True):
 
 @dataclass
 class PublishRecipe(Section, section="publish", resumes=True):
-    """In which further forms the model is written at the end of a run, each in a folder of its name."""
+    """Further forms of the published model, each in a folder of its name."""
 
-    also: list[Literal["transformers"]] = key(
-        "transformers: a class of transformers' own, which needs no code of ours", list
-    )
+    also: list[Literal["transformers"]] = key("transformers: a class of its own, which needs no code of ours", list)
 
 
 @dataclass
 class Recipe(Section):
-    """One training run; values out of range, and those that exclude each other, are a `ValueError` naming the key."""
+    """One training run; a wrong or contradictory value is a `ValueError` that names the key."""
 
     name: str = key("names the run and the model card")
     data: DataRecipe = key("where the pairs come from")
     optimization: OptimizationRecipe = key("how the weights are changed, and for how long")
     output: str | None = key("the run's folder; empty: runs/NAME", None, resumes=True, on_card=False)
     seed: int = key("of weights, dropout and order of the data", 1, least=0, below=2**32)
-    resume: bool = key(
-        "true goes on from the newest whole checkpoint in the folder, or starts there",
-        False,
-        resumes=True,
-        on_card=False,
-    )
+    resume: bool = key("true goes on from the newest whole checkpoint, or starts", False, resumes=True, on_card=False)
     overwrite: bool = key("true moves an earlier run aside, to ….1", False, resumes=True, on_card=False)
-    allow_changes: bool = key(
-        "true resumes although the recipe or the data have changed: no longer one exact run",
-        False,
-        resumes=True,
-        on_card=False,
-    )
+    allow_changes: bool = key("true resumes though recipe or data have changed", False, resumes=True, on_card=False)
     tokenizer: TokenizerRecipe = key("how texts become tokens", TokenizerRecipe)
     model: ModelRecipe = key("what is trained", ModelRecipe)
     validation: ValidationRecipe = key("what is measured while training", ValidationRecipe)
@@ -281,7 +230,7 @@ class Recipe(Section):
     publish: PublishRecipe = key("further forms of the model, each in a folder of its name", PublishRecipe)
 
     def check(self) -> None:
-        """Fill in the output folder and check what concerns several sections."""
+        """Fill in the output folder and check the sections against each other."""
         if not self.name.strip():
             raise wrong("name", "be a word or more", repr(self.name))
         self.output = self.output or f"runs/{self.name}"
@@ -316,7 +265,7 @@ class Recipe(Section):
 
     @property
     def given_tokenizer(self) -> str | None:
-        """Where the tokenizers come from that are not trained."""
+        """The place of tokenizers that are not trained."""
         return self.tokenizer.path or self.model.start_from
 
     @property

@@ -86,8 +86,9 @@ def train(recipe: Recipe) -> RunResult:
             for message in told:
                 logger.warning(message)
             model = publish_weights(recipe, corpus, progress, accelerator)
-            folder = recipe.folder / MODEL_FOLDER
-            metrics = score_published(folder, recipe, corpus, accelerator)
+            folder, budget = recipe.folder / MODEL_FOLDER, recipe.optimization.micro_batch_tokens
+            asked = recipe.validation.sentences
+            metrics = score_published(folder, recipe.data, recipe.decoding, corpus, accelerator, budget, asked)
             if is_main:
                 written = metrics | ({"ended": ended} if ended else {})
                 (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")

@@ -28,17 +28,15 @@ class RunEnd(NamedTuple):
         return f"`{self.key}`{self.source}"
 
 
-def run_end(
-    settings: OptimizationRecipe, updates_per_epoch: float | None, seconds_per_update: float | None
-) -> RunEnd | None:
-    """Return the limit that ends a run first, or None if too little is known."""
+def run_end(settings: OptimizationRecipe, per_epoch: float | None, seconds: float | None) -> RunEnd | None:
+    """Return the limit that ends a run first, by updates per epoch and seconds per update as far as known."""
     ends = []
     if settings.max_updates is not None:
         ends.append(RunEnd("optimization.max_updates", settings.max_updates))
-    if settings.max_epochs is not None and updates_per_epoch is not None:
-        ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * updates_per_epoch))
-    if settings.max_minutes is not None and seconds_per_update:
-        updates = math.ceil(settings.max_minutes * 60 / seconds_per_update)
+    if settings.max_epochs is not None and per_epoch is not None:
+        ends.append(RunEnd("optimization.max_epochs", settings.max_epochs * per_epoch))
+    if settings.max_minutes is not None and seconds:
+        updates = math.ceil(settings.max_minutes * 60 / seconds)
         # Another machine may be faster.
         ends.append(RunEnd("optimization.max_minutes", updates, "warning", ", by the speed measured here"))
     return min(ends, key=lambda end: end.updates, default=None)
@@ -62,7 +60,6 @@ def check_run_length(
 
 
 def _check_schedule(settings: OptimizationRecipe, end: RunEnd, d_model: int) -> Iterator[RecipeFinding]:
-
     warmup = settings.warmup_updates
     ended = f"the run ends after {end.last:,} updates ({end})"
     key, rises = "optimization.warmup_updates", f"The learning rate rises over {warmup:,} updates"
@@ -82,7 +79,6 @@ def _check_schedule(settings: OptimizationRecipe, end: RunEnd, d_model: int) -> 
 
 
 def _check_epochs(size: int, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
-
     if per_epoch <= 1:
         advice = "Lower it so that an epoch has tens of updates at least."
         message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
@@ -97,7 +93,6 @@ def _check_epochs(size: int, per_epoch: float, end: RunEnd | None) -> Iterator[R
 def _check_intervals(
     validation: ValidationRecipe, checkpoints: CheckpointRecipe, end: RunEnd
 ) -> Iterator[RecipeFinding]:
-
     ended = f"the run ends after {end.last:,} ({end})"
     advice = f"Set it to {max(1, end.last // 10):,} or so."
     if validation.every_updates > end.last:

@@ -46,9 +46,8 @@ def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[s
     sides = zip((card.source_language, card.target_language), named, texts, strict=True)
     source, target = (code_of(said or "") or language_of(name, some) or UNDETERMINED for said, name, some in sides)
     tags = [name.replace("_", "-") for name in named]
-    if source == target != UNDETERMINED and tags[0] != tags[1] and all(map(LANGUAGE_CODE.fullmatch, tags)):
-        return tags[0], tags[1]
-    return source, target
+    are_forms = source == target != UNDETERMINED and tags[0] != tags[1] and all(map(LANGUAGE_CODE.fullmatch, tags))
+    return (tags[0], tags[1]) if are_forms else (source, target)
 
 
 def is_translation(source_language: str, target_language: str) -> bool:

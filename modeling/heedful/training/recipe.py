@@ -49,9 +49,7 @@ class OptimizationRecipe(Section, section="optimization"):
         "adam",
     )
     learning_rate: float = key("the peak; with the paper's schedule a factor, 1 as published", 1.0, above=0)
-    muon_learning_rate: float | None = key(
-        "the peak of muon's matrices; empty for `learning_rate`, and for the paper's schedule", None, above=0
-    )
+    muon_learning_rate: float | None = key("the peak of muon's matrices; empty: `learning_rate`", None, above=0)
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = key(
         "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty: paper, schedule_free: constant", None
     )
@@ -81,13 +79,9 @@ class OptimizationRecipe(Section, section="optimization"):
         None,
     )
     distillation_weight: float = key("of the cross-entropy with the teacher's tokens", 0.5, above=0, most=1)
-    mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = key(
-        "no, bf16; GPU only: tf32 (float32, whose products read 10 bits), fp16", "no"
-    )
+    mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = key("no, bf16; GPU only: tf32 (10 bits), fp16", "no")
     device: Literal["auto", "cpu", "cuda"] = key("auto, cpu, cuda", "auto", resumes=True)
-    compile: Literal["auto"] | bool = key(
-        "true, false; auto compiles on a GPU where it can and a run takes over five minutes", "auto", resumes=True
-    )
+    compile: Literal["auto"] | bool = key("true, false; auto: on a GPU for over five minutes", "auto", resumes=True)
 
     def check(self) -> None:
         """Refuse keys that exclude each other, and what the optimizer would not read."""
@@ -163,7 +157,7 @@ class DecodingRecipe(Section, section="decoding", resumes=True):
     )
     max_length: int = key("longest translation in tokens, the decoder's start token included", 256, least=2)
     tokens_beyond_source: int | None = key("its limit beyond the source, 50 in the paper; empty: none", None, least=1)
-    bootstrap: int = key("resamples behind the confidence intervals; 0 for none", 1000)
+    bootstrap: int = key("resamples for confidence intervals; 0 for none", 1000)
     bleu_tokenizer: str | None = key("sacreBLEU's: 13a, char, zh, ko-mecab, ja-mecab, …; empty: by the targets", None)
     ignore: str | None = key('a regular expression of what no score sees, validation\'s too, such as "[0-9]"', None)
 

@@ -267,7 +267,9 @@ def _suggestion(path: Path, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
 
-def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Any) -> None:
+def _resolve_paths(
+    folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Callable[[Path, str], str]
+) -> None:
     """Resolve the paths of a recipe's file, but not the overridden ones."""
     has_folder = bool(section_of(tree, "data").get("folder"))
 
@@ -278,25 +280,23 @@ def _resolve_paths(folder: Path, tree: dict[str, Any], overridden: list[str], re
             if isinstance(value, dict):
                 resolve(value, f"{key}.")
             elif is_path and not any(f"{key}.".startswith(f"{other}.") for other in overridden):
-                section[name] = resolved(folder, value)
+                places = value if isinstance(value, list) else [value]
+                found = [resolved(folder, place) if isinstance(place, str) else place for place in places]
+                section[name] = found if isinstance(value, list) else found[0]
 
     resolve(tree, "")
 
 
-def _relative_to(folder: Path, value: Any) -> Any:
-    if isinstance(value, list):
-        return [_relative_to(folder, entry) for entry in value]
-    if not isinstance(value, str) or not value or value.startswith("~") or Path(value).is_absolute():
+def _relative_to(folder: Path, value: str) -> str:
+    if not value or value.startswith("~") or Path(value).is_absolute():
         return value
     is_there = (folder / value).exists() or any(folder.glob(value))
     return str(folder / value) if is_there else value
 
 
-def _file_in(folder: Path, value: Any) -> Any:
+def _file_in(folder: Path, value: str) -> str:
     """Return the file of that name in a folder, even if it is missing there; built-in data stay."""
-    if isinstance(value, list):
-        return [_file_in(folder, entry) for entry in value]
-    if not isinstance(value, str) or value.startswith("builtin:"):
+    if value.startswith("builtin:"):
         return value
     path = folder / PureWindowsPath(value).name  # knows the separators of all systems
     return glob.escape(str(path if is_plain_file(path, folder) else folder / f"{path.name} in the model's folder"))
@@ -326,8 +326,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
 def _value(text: str, hint: Any) -> Any:
     """Read the value of an override: YAML, but plain text if the key takes text or YAML would cut it."""
     try:
-        value, behind = read_yaml(text)
-        is_cut = bool(behind.strip())
+        value, rest = read_yaml(text)
+        is_cut = bool(rest.strip())
     except yaml.YAMLError as error:
         if hint is None:
             raise ValueError(f"The value of an override must be YAML, but {shortened(text)} is not.") from error

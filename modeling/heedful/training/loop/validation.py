@@ -76,8 +76,7 @@ def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Ac
     """Translate sentences spread over the ranks, and return all in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     found = translator.translate_lines(texts[rank::world_size], split=False, **search)
-    own = [best.text for best, *_ in found]
-    gathered = gather_object([(rank + world_size * number, text) for number, text in enumerate(own)])
+    gathered = gather_object([(rank + world_size * number, best.text) for number, (best, *_) in enumerate(found)])
     return [text for _, text in sorted(gathered)]
 
 

@@ -84,9 +84,7 @@ def make_accelerator(
 
 def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
     """Return a `Heartbeat` with these settings; for a single process, a `Watch`."""
-    if accelerator.num_processes == 1:
-        return Watch()
-    return Heartbeat(accelerator, **settings)
+    return Watch() if accelerator.num_processes == 1 else Heartbeat(accelerator, **settings)
 
 
 def runs_on_cpu(device: str, name: str = "optimization.device") -> bool:

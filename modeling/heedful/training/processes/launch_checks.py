@@ -3,9 +3,10 @@
 import os
 
 import torch
+from accelerate.utils import parse_flag_from_env
 
 from heedful.messages_heed import wrong
-from heedful.training.processes.launcher import is_set, local_world_size, world_size
+from heedful.training.processes.launcher import local_world_size, world_size
 from heedful.training.recipe import OptimizationRecipe
 
 
@@ -58,7 +59,7 @@ def check_processes(on_cpu: bool) -> None:
 def _distributed_type() -> str:
     """Return the `distributed_type` of the accelerate file as far as a process can see it."""
     for kind in ("DEEPSPEED", "FSDP"):
-        if is_set(f"ACCELERATE_USE_{kind}"):
+        if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
             return kind
     # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
     by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ

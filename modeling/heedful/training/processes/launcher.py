@@ -22,11 +22,6 @@ def local_world_size() -> int:
     return _first(("LOCAL_WORLD_SIZE",), 1)
 
 
-def is_set(name: str) -> bool:
-    """Return whether a variable is true."""
-    return os.environ.get(name, "false").lower() == "true"
-
-
 def _first(names: tuple[str, ...], default: int) -> int:
     name = next((name for name in names if os.environ.get(name)), None)
     value = str(default) if name is None else os.environ[name]

@@ -30,7 +30,7 @@ from heedful.training.trainer.streams import Count
 
 logger = logging.get_logger(__name__)
 
-OWN_LOSS = ("forward", "loss", "_score", "_smoothing")  # methods of a model, one of which may be a user's
+OWN_LOSS = ("forward", "loss", "_score", "_smoothing")  # methods that a user's model may override
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -99,7 +99,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return unwrap_peft_model(self.accelerator.unwrap_model(self.model))
 
     def _completing(self, make: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(make)  # transformers counts the parameters, of which a partial function has others
+        @wraps(make)  # transformers counts its parameters
         def make_and_complete(*trial: Any) -> Any:
             model = make(*trial)
             self._complete(model, model.generation_config)

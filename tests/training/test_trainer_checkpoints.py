@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from test_resume import flip_a_bit
+from test_checkpoints import flip_a_bit
 from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 

@@ -1,8 +1,7 @@
-"""What a call of a stack is made of: masks, positions and the function that computes attention, chosen once.
+"""What the layers of a stack read in one call: masks, positions and the attention function, chosen once.
 
-`call_of` makes the `Call` that all layers read, so that they know nothing of how attention is computed: by `eager`,
-which is equation 1 as written, or a kernel; over padded rows or rows laid end to end; with restricted self-attention
-(section 4) in windows.
+`call_of` makes this `Call`, so that layers do not know how attention is computed: by `eager` or a kernel, over padded
+rows or rows laid end to end, with restricted self-attention (section 4) in windows.
 
 Letters in shape comments: B batch, Q and K lengths of queries and keys, S source length, H heads, D = d_model.
 """
@@ -31,19 +30,19 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Weights]]
 
 
 class Call(NamedTuple):
-    """What the layers of a stack read beside the states that they transform.
+    """What the layers of a stack read besides the states.
 
-    A layer is given its parts, as Accelerate moves arguments between devices, FSDP casts them, and activation
-    checkpointing differentiates by them.
+    A layer takes its parts as arguments: Accelerate moves those between devices, FSDP casts them, and activation
+    checkpointing differentiates with respect to them.
     """
 
-    function: AttentionFunction | None = None  # of transformers; by default equation 1 as written
+    function: AttentionFunction | None = None  # by default equation 1 as written
     mask: Any = None  # of self-attention, as the function takes it, or a `WindowedMask`
     positions: torch.Tensor | None = None  # (B, length)
-    relative: Any = None  # of `RelativePositions`: of a stack a tuple, of a layer what its self-attention reads
+    relative: Any = None  # a stack's tuple from `RelativePositions`, or one layer's item of it
     cache: EncoderDecoderCache | None = None
     layout: Layout = PADDED
-    source: torch.Tensor | None = None  # of a decoder: (sources, S, D), each for as many consecutive targets
+    source: torch.Tensor | None = None  # of a decoder: (sources, S, D), each for B / sources consecutive targets
     source_mask: Any = None
     source_layout: Layout = PADDED
     is_lean: bool = False  # whether the loss alone is read, and differentiated once
@@ -51,16 +50,15 @@ class Call(NamedTuple):
     number: int = 0  # of the layer
 
     def of_layer(self, number: int) -> "Call":
-        """Return the call of one of a stack's layers, by its number from 0."""
+        """Return a layer's call, by its number from 0."""
         return self._replace(number=number, relative=self.relative[number % len(self.relative)])
 
     def attend(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, Weights]:
-        """Compute attention (section 3.2) of `(batch, heads, length, width)` queries, keys and values.
+        """Attend (section 3.2) with `(B, H, length, width)` queries, keys and values; all targets of a source at once.
 
-        Keys and values of the source have a row for each source, which its targets ask together. Return the output
-        `(batch, Q, heads, d_v)`, and the weights `(batch, heads, Q, K)` if the function returns them.
+        Return the output `(B, Q, H, d_v)`, and the weights `(B, H, Q, K)` if the function returns them.
         """
         function = module.as_written if self.function is None else self.function
         given = {"dropout": module.dropout if module.training else 0.0, "scaling": module.scaling}
@@ -95,11 +93,11 @@ def call_of(
     source: torch.Tensor | None = None,
     source_tokens: torch.Tensor | None = None,
 ) -> Call:
-    """Return the call of a stack's layers, after checking what they are given.
+    """Check a stack's inputs and return the call of its layers.
 
-    Of the `(batch, length, d_model)` embeddings only shape, dtype and device count. The mask is `(batch, past_length +
-    length)`, 0 at padding; `options` are keyword arguments of the stack's `forward`, of which a `packing` lays out the
-    states. The source is `(sources, source_length, d_model)`, its tokens `(sources, source_length)`, 0 at padding.
+    Only shape, dtype and device of the `(B, length, D)` embeddings are read. The mask is `(B, past_length + length)`;
+    a `packing` among the `options` of the stack's `forward` lays out the states. The source is `(sources, S, D)`, its
+    tokens `(sources, S)`. Masks are 0 at padding.
     """
     length, side = embeddings.shape[1], stack.side
     packing, records = options.pop("packing", None), options.get("output_attentions")
@@ -110,7 +108,6 @@ def call_of(
     if kernel == "flex_attention" and cache is not None and cache.is_compileable:
         # Its mask is read after the cache has moved the position that the mask counts from.
         raise wrong("attn_implementation", "be eager or sdpa beside a static cache", kernel)
-    # Where one of both is missing, or a cache is filled, the decoder's padding is computed too.
     leaves_out = packing is not None and cache is None and (side == "encoder" or source is not None)
     layouts = packing if leaves_out else ALL_PADDED
     layout = layouts.of(side, embeddings)
@@ -122,7 +119,7 @@ def call_of(
     relative = stack.relative_positions(positions, attention_mask, own_cache)
     mask = self_attention_mask(settings, embeddings, attention_mask, side, records, own_cache, layout)
     is_replayed = stack.gradient_checkpointing and stack.training and torch.is_grad_enabled()
-    kept = None if is_replayed else cache  # a second pass would fill it again
+    kept = None if is_replayed else cache  # or the second pass would fill it again
     lean = packing is not None
     call = Call(function, mask, positions, relative, kept, layout, None, None, PADDED, lean, options)
     if source is None:
@@ -135,8 +132,8 @@ def call_of(
 
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
-    """Raise a `ValueError` if a `(batch, width)` mask does not cover all tokens, old and new, or they are too many."""
-    # With a static cache the length is a tensor: to read it from a GPU takes time.
+    """Raise a `ValueError` if a `(B, width)` mask does not cover all tokens, old and new, or they exceed the limit."""
+    # A static cache has its length in a tensor, and to read it from a GPU takes time.
     if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
         return
     length = int(length)
@@ -149,7 +146,7 @@ def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None
 
 
 def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.Tensor) -> bool:
-    """Return whether a mask may be searched for padding: not on a GPU, for which a call would wait."""
+    """Return whether a mask may be searched for padding: not on a GPU, since Python would wait for it."""
     return attention_mask is None or embeddings.device.type == "cpu"
 
 
@@ -169,22 +166,20 @@ def self_attention_mask(
     cache: Cache | None = None,
     layout: Layout = PADDED,
 ) -> Any:
-    """Return what masks self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
+    """Return the mask of self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
 
-    `config` is that of the call, with the name of its attention function, and `records` its `output_attentions`. Of
-    the `(batch, length, d_model)` embeddings only shape, dtype and device count. The mask is `(batch, past_length +
-    length)`, 0 at padding, or a finished one. A query sees so many positions away as the config says of its side
-    (section 4), and in the decoder only itself and earlier ones (section 3.2.3).
+    A query sees its neighbourhood (section 4), in the decoder only itself and earlier positions (section 3.2.3). The
+    attention mask is `(B, past_length + length)`, 0 at padding, or a finished one; `records` is `output_attentions`.
     """
     if isinstance(layout, EndToEnd):
-        return None  # attention itself keeps the rows apart
+        return None  # `packed_attention` keeps the rows apart
     radius, is_causal = getattr(config, f"{side}_neighbourhood"), side == "decoder"
     has_plain_mask = attention_mask is None or attention_mask.dim() == 2
     is_plain = has_plain_mask and config._attn_implementation in ("eager", "sdpa")
     if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
-        return None  # it sees all before it; to make a mask that says so would take longer than a layer norm
+        return None  # it sees all before it, and to make a mask takes longer than a layer norm
     in_windows = radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
-    # Where weights are recorded, they are those of all positions, and not of a window's.
+    # Recorded weights cover all positions, not a window.
     if in_windows and not (config.output_attentions if records is None else records):
         if attention_mask is None:
             attention_mask = torch.ones(embeddings.shape[:2], device=embeddings.device)
@@ -199,13 +194,13 @@ def self_attention_mask(
 
 
 def decodes_one_token(embeddings: torch.Tensor, cache: Cache | None) -> bool:
-    """Return whether a call decodes a single token, behind a cache without spare room; what is traced must not ask."""
+    """Return whether a call decodes one token with no static cache; traced code must not depend on it."""
     is_asked = not torch.compiler.is_compiling() and embeddings.shape[1] == 1
     return is_asked and not (cache is not None and cache.is_compileable)
 
 
 def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -> bool:
-    """Return whether restricted self-attention runs in windows: not with relative positions, which are of all keys."""
+    """Return whether restricted self-attention runs in windows: not with relative positions, which cover all keys."""
     is_of_all_keys = config.position_encoding in RELATIVE_ENCODINGS
     # An exported program must not depend on the length.
     return not (is_of_all_keys or torch.compiler.is_exporting()) and pays_in_windows(embeddings.shape[1], radius)
@@ -214,10 +209,7 @@ def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -
 def source_mask(
     config: HeedConfig, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, source: torch.Tensor | None
 ) -> Any:
-    """Return what masks attention to the source, with arguments as of `self_attention_mask`; `None` masks nothing.
-
-    The mask is `(sources, source_length)`, and each source serves as many consecutive targets.
-    """
+    """Return the mask of attention to the source, of a `(sources, S)` attention mask; `None` masks nothing."""
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
             must = f"The number of targets must be a multiple of that of the sources, {source.shape[0]}"
@@ -231,15 +223,14 @@ def source_mask(
 
 # Restricted self-attention: time and memory grow with the length, not with its square
 
-NARROWEST_BLOCK = 16  # one of fewer positions costs more than it saves
-FEWEST_BLOCKS = 4  # sequences of fewer are masked instead
+NARROWEST_BLOCK = 16  # positions; a narrower one costs more than it saves
+FEWEST_BLOCKS = 4  # shorter sequences are masked instead
 
 
 class WindowedMask(NamedTuple):
-    """Which of the keys around it each query sees, by blocks of consecutive queries.
+    """The mask of restricted self-attention by blocks of queries, each as wide as the neighbourhood.
 
-    A block is as wide as the neighbourhood, so its keys lie in one window: the block before it, itself and, where
-    later positions are seen, the block behind it.
+    The keys of a block lie in one window: the block before it, itself and, in the encoder, the block after it.
     """
 
     windows: torch.Tensor  # (batch · blocks, 1, block, window), as the attention function takes its mask
@@ -251,7 +242,7 @@ def pays_in_windows(length: int, radius: int) -> bool:
 
 
 def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
-    """Lay out `(batch, heads, length, d)` as `(batch · blocks, heads, window, d)`, beyond both ends zeros."""
+    """Lay out `(B, H, length, d)` as `(B · blocks, H, window, d)`, with zeros beyond both ends."""
     length = states.shape[2]
     behind = -length % block + window - 2 * block
     padded = F.pad(states, (0, 0, block, behind))
@@ -259,17 +250,14 @@ def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
 
 
 def windowed_mask(tokens: torch.Tensor, radius: int, is_causal: bool, dtype: torch.dtype) -> WindowedMask:
-    """Make the mask of restricted self-attention, in blocks, of `(batch, length)` tokens that are 0 at padding.
-
-    Of dtype `torch.bool` it says what is seen; of another it is added to the scores.
-    """
+    """Make the mask in windows of `(B, length)` tokens, 0 at padding; unless it is of bools, it is added to scores."""
     block = max(radius, NARROWEST_BLOCK)
     window = block * (2 if is_causal else 3)
     offsets = torch.arange(window, device=tokens.device)
     distance = offsets[:block, None] + block - offsets  # from key to query, (block, window)
     near = (distance <= radius) & (distance >= (0 if is_causal else -radius))
     seen = near & windows_of(tokens.bool()[:, None, :, None], block, window).transpose(2, 3)
-    seen = seen | (distance == 0)  # or padding would see nothing, and be NaN
+    seen = seen | (distance == 0)  # or padding would see nothing and be NaN
     if dtype != torch.bool:
         seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
     return WindowedMask(seen)
@@ -284,10 +272,7 @@ def neighbourhood_attention(
     mask: WindowedMask,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend to the positions around, block by block, with what masking all others gives (section 4).
-
-    But for the mask, all arguments are those of the attention function `attend`; there are no weights.
-    """
+    """Attend to the neighbourhood (section 4) block by block, by the attention function `attend`, without weights."""
     batch, _, length, _ = query.shape
     block, window = mask.windows.shape[2:]
     blocks = F.pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
@@ -304,14 +289,14 @@ ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def why_only_eager(config: HeedConfig) -> str | None:
-    """Return why no other kernel than `eager` computes what the config says, or `None` where others do."""
+    """Return why only `eager` computes attention as the config says, or `None`."""
     if config.attention_scoring == "additive":
         return "`attention_scoring` is additive"
     return "`position_encoding` is shaw" if config.position_encoding == "shaw" else None
 
 
 def why_only_general(config: HeedConfig) -> str | None:
-    """Return why no others than the `GENERAL_KERNELS` compute what the config says, or `None` where others do."""
+    """Return why only the `GENERAL_KERNELS` compute attention as the config says, or `None`."""
     if config.position_encoding == "t5":
         return "`position_encoding` is t5"
     if config.encoder_neighbourhood or config.decoder_neighbourhood:
@@ -322,8 +307,7 @@ def why_only_general(config: HeedConfig) -> str | None:
 
 
 def check_kernel(config: HeedConfig, name: str | None) -> None:
-    """Raise a `ValueError` if the attention function of that name would not compute what the config says."""
-    # First what every step of decoding asks: to read a config takes microseconds.
+    """Raise a `ValueError` if the attention function of that name does not compute attention as the config says."""
     if name in (None, "eager"):
         return
     choices, reason = "eager", why_only_eager(config)
@@ -334,7 +318,7 @@ def check_kernel(config: HeedConfig, name: str | None) -> None:
 
 
 def check_kernel_name(config: HeedConfig, name: str | None) -> None:
-    """Raise for the same, and for a name that no attention function has: transformers checks some names only."""
+    """Raise for the same and for an unknown name; transformers checks only some names."""
     check_kernel(config, name)
     known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
     if name is not None and name not in known and ("/" not in name or name.startswith("paged|")):
@@ -345,7 +329,7 @@ def check_kernel_name(config: HeedConfig, name: str | None) -> None:
 
 
 def flex_attention(module: Any, query: torch.Tensor, *others: Any, **given: Any) -> tuple[torch.Tensor, Weights]:
-    """Call transformers' function of that name; a `ValueError` where it cannot do what is asked of it."""
+    """Call transformers' function of that name, or raise a `ValueError` where it cannot train."""
     if given["dropout"] > 0:
         must = "be 0 to train with flex_attention, which cannot drop weights"
         raise wrong("attention_dropout", must, given["dropout"], advice="eager and sdpa can")
@@ -356,20 +340,14 @@ def flex_attention(module: Any, query: torch.Tensor, *others: Any, **given: Any)
 
 
 def attention_function(name: str, device: torch.device) -> AttentionFunction | None:
-    """Return the attention function of that name for states on that device; `None` is eager.
-
-    On a GPU `sdpa` is without cuDNN's.
-    """
+    """Return the attention function of that name for states on that device; `None` is eager."""
     if name == "sdpa" and device.type == DEVICE_OF_CUDNN:
         return sdpa_without_cudnn
     return flex_attention if name == "flex_attention" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)  # type: ignore[arg-type]
 
 
 def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weights]:
-    """Call `sdpa` without torch's cuDNN backend, unless some backend was excluded before.
-
-    cuDNN, which torch prefers on some GPUs, takes up to half a second to plan each new shape, and texts have many.
-    """
+    """Call `sdpa` without cuDNN, which takes up to half a second for each new shape, unless a user chose backends."""
     attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if not chooses_from_all():
         return attend(*states, **given)
@@ -377,20 +355,20 @@ def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weight
         with sdpa_kernel(ALL_BUT_CUDNN):
             return attend(*states, **given)
     finally:
-        # The choice is of all threads: where two overlap, one may have found it without cuDNN, and put that back.
+        # Threads share the setting: one may have found cuDNN disabled by another, and have restored that.
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 @torch.compiler.assume_constant_result
 def chooses_from_all() -> bool:
-    """Return whether torch may compute `sdpa` on a GPU by all backends that it has, as it may by default."""
+    """Return whether `sdpa` may use all backends on a GPU, as by default."""
     cuda = torch.backends.cuda
     kinds = (cuda.cudnn_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
     return all(is_enabled() for is_enabled in kinds)
 
 
 class KernelChoice(PreTrainedModel):
-    """A model whose attention function can be chosen by name, if it computes what the config says."""
+    """A model whose attention function can be chosen by name, if it computes attention as the config says."""
 
     config: HeedConfig
     _supports_sdpa = True
@@ -399,7 +377,7 @@ class KernelChoice(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config: HeedConfig):
-        # Read by transformers before it picks an attention function for a model that was given none.
+        # transformers reads these before it picks a default.
         if why_only_eager(config) is not None:
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
         elif why_only_general(config) is not None:
@@ -408,25 +386,22 @@ class KernelChoice(PreTrainedModel):
         super().__init__(config)
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
-        """Choose the attention function, as transformers does, if it computes what the config says of both stacks."""
+        """Choose the attention function of both stacks, or raise a `ValueError` if the config rules it out."""
         check_one_kernel(attn_implementation)
         name = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
         check_kernel_name(self.config, name)
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _leave_out_of_tensor_parallelism(self) -> None:
-        """Let a stack's plan of tensor parallelism name what there is."""
+        """Remove from a stack's plan of tensor parallelism what it lacks or must keep whole."""
         left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
         if self.config.position_encoding in RELATIVE_ENCODINGS:
-            left_out.append("self_attn")  # what the heads share would get a share of its gradient
+            left_out.append("self_attn")  # weights that its heads share would get a part of their gradient
         plan = (self._tp_plan or {}).items()
         self._tp_plan = {name: style for name, style in plan if not any(part in name for part in left_out)}
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
-        """Return the config whose attention function one forward call uses.
-
-        Only `eager` returns attention weights. It also trains in bfloat16 on the CPU, where `sdpa` is slow.
-        """
+        """Return a call's config: `eager` records weights, and trains faster in bfloat16 on the CPU."""
         kernel = self.config._attn_implementation
         check_kernel(self.config, kernel)  # it may have been assigned
         if kernel == "eager":

@@ -1,7 +1,6 @@
-"""Attention (section 3.2 of *Attention Is All You Need*): equation 1, the additive score, and heads side by side.
+"""Attention (section 3.2 of *Attention Is All You Need*): equation 1, the additive score, and multiple heads.
 
-What a query sees, and which functions can compute the same as `eager_attention`, which is equation 1 as written, is in
-`attending_heed.py`.
+Masks, and kernels that compute the same as `eager_attention`, are in `attending_heed.py`.
 
 Letters in shape comments: B batch, Q and K lengths of queries and keys, H heads.
 """
@@ -31,10 +30,10 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    As every attention function of transformers it takes `(batch, heads, length, width)` queries, keys and values (of
-    fewer heads where groups share them), a mask `(batch, 1, Q, K)` that is added to the scores, `dropout` and
-    `scaling`; with relative positions also the `position_bias` or `distances` of `positions_heed.py`. It returns the
-    output `(batch, Q, heads, d_v)` and the weights `(batch, heads, Q, K)`.
+    Like every attention function of transformers it takes `(B, H, length, width)` queries, keys and values (with fewer
+    heads where groups share them), a mask `(B, 1, Q, K)` that is added to the scores, `dropout` and `scaling`; with
+    relative positions also a `position_bias` or `distances`. It returns the output `(B, Q, H, d_v)` and the weights
+    `(B, H, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)
@@ -59,14 +58,14 @@ def eager_attention(
 
 
 class AdditiveScore(nn.Module):
-    """Score vᵀ tanh(q + k) of each query and key (Bahdanau et al., 2015); q and k are already projected."""
+    """Score vᵀ tanh(q + k) of projected queries and keys (Bahdanau et al., 2015)."""
 
     def __init__(self, heads: int, d_k: int):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads, d_k))
 
     def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Score `(batch, heads, Q, d_k)` queries against `(batch, heads, K, d_k)` keys: `(batch, heads, Q, K)`."""
+        """Score `(B, H, Q, d_k)` queries against `(B, H, K, d_k)` keys: `(B, H, Q, K)`."""
         activations = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, Q, K, d_k)
         return torch.einsum("bhqkd,hd->bhqk", activations, self.weight)
 
@@ -75,10 +74,10 @@ class AdditiveScore(nn.Module):
 
 
 class HeedAttention(nn.Module):
-    """Multi-head attention: h heads side by side, concatenated and projected (section 3.2.2).
+    """Multi-head attention: h heads, concatenated and projected (section 3.2.2).
 
-    The heads are those of `stack`, `encoder` or `decoder`. Where `is_causal`, a position sees only itself and earlier
-    ones (section 3.2.3). Where `is_cross`, it is attention to the source, which has no relative positions.
+    If `is_causal`, a position sees only itself and earlier ones (section 3.2.3); if `is_cross`, it attends to the
+    source, without relative positions.
     """
 
     as_written = staticmethod(eager_attention)
@@ -105,22 +104,19 @@ class HeedAttention(nn.Module):
         self.relative_values = RelativeValues(config, self.d_v) if has_vectors else None
 
     def forward(self, x: torch.Tensor, call: Call = AS_WRITTEN) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from `(batch, length, d_model)` states to themselves, or to the call's source.
-
-        Weights `(batch, heads, Q, K)` are returned if the attention function returns them.
-        """
+        """Attend from `(B, Q, d_model)` states to themselves or the call's source; weights may be `(B, H, Q, K)`."""
         query, key, value = self.project_source(x, call) if self.is_cross else self.project_own(x, call)
         output, weights = call.attend(self, query, key, value)  # (B, Q, H, d_v)
         return project(call.layout.pack(output.flatten(2)), self.out_proj), weights
 
     def split_heads(self, states: torch.Tensor, width: int, layout: Layout) -> torch.Tensor:
-        """Lay out `(batch, length, heads · width)` as `(batch, heads, length, width)`, with the padding back."""
+        """Lay out `(B, length, H · width)` as `(B, H, length, width)`, with padding restored."""
         states = layout.unpack(states)
         # -1 heads, not h: under tensor parallelism each process holds a share of them.
         return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
 
     def project_own(self, x: torch.Tensor, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project queries, keys and values of a stack's own states; keys and values of earlier steps are added."""
+        """Project queries, keys and values of a stack's own states, and prepend keys and values of earlier steps."""
         query, key, value = project_together(x, self.q_proj, self.k_proj, self.v_proj)
         query, key = (self.split_heads(projected, self.d_k, call.layout) for projected in (query, key))
         value = self.split_heads(value, self.d_v, call.layout)
@@ -131,7 +127,7 @@ class HeedAttention(nn.Module):
         return query, key, value
 
     def project_source(self, x: torch.Tensor, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project queries, and keys and values of the source, unless an earlier step has put those in the cache."""
+        """Project queries, and keys and values of the source unless the cache has them."""
         query = self.split_heads(project(x, self.q_proj), self.d_k, call.layout)
         cache, source = call.cache, cast(torch.Tensor, call.source)
         if cache is not None and cache.is_updated.get(call.number):

@@ -1,4 +1,4 @@
-"""What both families put on their stacks: encoder and decoder as one model, and the output layer with its loss.
+"""Encoder and decoder as one model, and the output layer with its loss, for both families.
 
 Letters in shape comments: B batch, T target length, D width of the states, V number of tokens in the target's
 vocabulary.
@@ -24,14 +24,14 @@ Count = int | torch.Tensor | None
 
 
 class EncoderDecoder(nn.Module):
-    """A model of two stacks, `encoder` and `decoder`, without a pre-softmax layer; both families inherit it."""
+    """A model of an `encoder` and a `decoder`, without a pre-softmax layer."""
 
     config: Any
     encoder: Any
     decoder: Any
 
     def _hold_both_stacks(self, encoder: nn.Module, decoder: nn.Module) -> None:
-        """Take the two stacks, and name the matrices that are one."""
+        """Set the two stacks and the names of tied matrices."""
         self.encoder, self.decoder = encoder, decoder
         self.encoder.is_part_of_a_model = self.decoder.is_part_of_a_model = True
         tied = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
@@ -62,7 +62,7 @@ class EncoderDecoder(nn.Module):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Encode the source, unless `encoder_outputs` is given, and decode the target, with the stacks' arguments."""
+        """Encode the source, unless `encoder_outputs` is given, and decode the target; see the stacks' `forward`."""
         if encoder_outputs is None:
             source_inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoded = self.encoder(**source_inputs, return_dict=True, **kwargs)
@@ -96,16 +96,15 @@ class EncoderDecoder(nn.Module):
         )
 
     def _encoded(self, given: BaseModelOutput | tuple[Any, ...]) -> Any:
-        """Return the encoder's output, given as such or as a tuple."""
         return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
 
     def _beside_states(self, encoded: Any) -> dict[str, Any]:
-        """Return what the decoder is given of the encoder's output beside its states."""
+        """Return the decoder's other arguments from the encoder's output."""
         return {}
 
 
 class OutputLayer(nn.Module):
-    """A pre-softmax layer `lm_head` on an encoder-decoder `model`, and the loss; both families inherit it."""
+    """A pre-softmax layer `lm_head` on an encoder-decoder `model`, and the loss."""
 
     config: Any
     model: Any
@@ -113,7 +112,7 @@ class OutputLayer(nn.Module):
     prepare_decoder_input_ids_from_labels: Any  # of `HeedGenerationMixin`
 
     def _hold_head(self, model: nn.Module, head: nn.Linear) -> None:
-        """Take the model and its pre-softmax layer, and name the matrices that are one."""
+        """Set the model, its pre-softmax layer and the names of tied matrices."""
         self.model, self.lm_head = model, head
         self.model.is_part_of_a_model = True
         owner = "encoder" if self.config.shares_source_and_target_embeddings else "decoder"
@@ -144,26 +143,26 @@ class OutputLayer(nn.Module):
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 0 at padding.
             decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
-            decoder_attention_mask: `(batch, target_length)`, with a cache that of all tokens so far.
+            decoder_attention_mask: `(batch, past_length + target_length)`, 0 at padding.
             encoder_outputs: The encoder's output, in place of `input_ids`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, source_length, D)`, in place of `input_ids`.
             decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
             labels: `(batch, target_length)`, -100 where nothing is to be predicted.
             use_cache: Whether to return a cache; never with labels.
-            logits_to_keep: Compute the logits of the last so many positions, or of these positions; 0 means all. With
+            logits_to_keep: Number of last positions whose logits are computed, or the positions; 0 means all. With
                 labels and no position, `torch.arange(0)`, the loss is computed as by `loss_of`.
-            num_items_in_batch: Number of labels over all micro-batches and processes of one update, by which the
-                summed loss is divided; the labels of this call by default.
+            num_items_in_batch: Divisor of the summed loss: the number of labels of one update, over all micro-batches
+                and processes; by default that of this call.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
             `loss` (in nats per label), `logits` `(batch, target_length, decoder_vocab_size)` unless none are kept, the
-            cache, and what was asked to be recorded.
+            cache, and recorded outputs.
 
         Raises:
-            ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, the target is
-                missing or no label is to be predicted.
+            ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, or the target is
+                missing or all labels are -100.
         """
         inputs: dict[str, Any] = {
             "input_ids": input_ids,
@@ -188,7 +187,7 @@ class OutputLayer(nn.Module):
         states = outputs.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and leaves_out:
             return Seq2SeqLMOutput(loss=self._loss_of_states(states, labels, num_items_in_batch), **outputs)
-        last = 0 if is_alone else logits_to_keep  # no logits are asked for, but some code reads them
+        last = 0 if is_alone else logits_to_keep  # if `is_alone`, code of a user's reads the logits
         logits = self._score(states[:, slice(-last, None) if isinstance(last, int) else last])  # (B, T, V)
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **outputs)
@@ -200,17 +199,16 @@ class OutputLayer(nn.Module):
         objective: Any = None,
         body: Callable[..., Any] | None = None,
     ) -> torch.Tensor:
-        """Return the loss of a batch, in nats per label, for a step that reads it alone and differentiates once.
+        """Return the loss of `forward`, in nats per label, for a step that reads nothing else and differentiates once.
 
-        It is that of `forward`, computed without logits, and on the CPU without padding, where no code of a user's
-        reads or makes them.
+        It is computed without logits, and on the CPU without padding, unless a user's code reads or makes them.
 
         Args:
-            batch: Arguments of `forward` with `labels`; with `target_places` too, the flat indices of labels other
-                than -100, Python does not wait for a GPU to find them.
+            batch: Arguments of `forward` with `labels`, and perhaps `target_places`: the flat indices of labels other
+                than -100, which save Python from waiting for a GPU.
             num_items_in_batch: As in `forward`.
-            objective: Computes in place of the cross-entropy several sums, of which the first is differentiated.
-            body: Computes in place of `model`, as a compiled one does.
+            objective: Replaces the cross-entropy by several sums; the first is differentiated.
+            body: Replaces `model`, for example compiled.
         """
         others = {name: value for name, value in batch.items() if name not in ("labels", "target_places")}
         labels, places = batch["labels"], batch.get("target_places")
@@ -224,33 +222,28 @@ class OutputLayer(nn.Module):
         return self.loss(self._score(states), labels, num_items_in_batch, objective)
 
     def _inputs_of_labels(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
-        """Return inputs without a cache, whose decoder reads what comes before each label unless it is given."""
+        """Return inputs without a cache, with the decoder's made from the labels if missing."""
         given = {**inputs, "use_cache": False}
         if given.get("decoder_input_ids") is None and given.get("decoder_inputs_embeds") is None:
             given["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
         return given
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits of `(batch, length, D)` states."""
         return self.lm_head(states)
 
     def _may_leave_out_logits(self) -> bool:
-        """Return whether the loss may be computed without logits: if no user's code reads or makes them."""
+        """Return whether the loss may be computed without logits: no user's code reads or makes them."""
         if not (is_eager() and is_unmodified(self.lm_head)):
             return False
         if has_own(self, "loss", "_score", "_smoothing") or not is_known(smoothed_cross_entropy):
             return False
-        # float16 must be scaled before it is differentiated.
+        # A loss in float16 must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
     def loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Count = None, objective: Any = None
     ) -> torch.Tensor:
-        """Return the smoothed cross-entropy (section 5.4) in nats per label; in evaluation mode nothing is smoothed.
-
-        Logits are `(batch, target_length, decoder_vocab_size)`, labels `(batch, target_length)`, -100 where nothing is
-        to be predicted; `num_items_in_batch` divides in place of their number.
-        """
+        """Return the cross-entropy of `(B, T, V)` logits in nats per label, smoothed (section 5.4) while training."""
         check_label_shape(logits, labels)
         summed = objective or smoothed_cross_entropy
         return mean_per_label(summed(logits, labels, self._smoothing), labels, num_items_in_batch)
@@ -258,7 +251,7 @@ class OutputLayer(nn.Module):
     def _loss_of_states(
         self, states: Any, labels: Any, count: Count, objective: Any = None, places: Any = None
     ) -> torch.Tensor:
-        """Return the same loss as `loss`, of the `(batch, target_length, D)` states that `lm_head` reads."""
+        """Return the same as `loss`, of the `(B, T, D)` states that `lm_head` reads."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places

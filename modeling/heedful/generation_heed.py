@@ -1,4 +1,4 @@
-"""What Heed's Transformer and recurrent models share around `generate()`: its arguments, its lengths, its scores."""
+"""`generate()` for both families: its arguments, lengths and scores."""
 
 import copy
 import functools
@@ -18,17 +18,16 @@ from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, 
 from .messages_heed import listed, wrong
 from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 
-# The longest translation where neither the call nor the model's generation config sets a bound: transformers' own, 20
-# tokens, cuts ordinary sentences.
+# Where neither the call nor the generation config sets a limit: transformers' own, 20, cuts ordinary sentences.
 DEFAULT_MAX_NEW_TOKENS = 256
-# Arguments of `generate()` that it hands to no `custom_generate`.
+# Arguments that `generate()` does not pass to a `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
 COMPILED_DEVICES = ("cuda",)  # where a step over a static cache is compiled
 NAMES = [name for name in inspect.signature(GenerationMixin.generate).parameters if name not in ("self", "kwargs")]
 
 
 def check_strategy(arguments: dict[str, Any]) -> None:
-    """Raise a `ValueError` for arguments beside a callable `custom_generate`, which would not get them."""
+    """Raise a `ValueError` for arguments that a callable `custom_generate` would not get."""
     for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
             must = "be None with a `custom_generate`, to which transformers hands none"
@@ -36,7 +35,7 @@ def check_strategy(arguments: dict[str, Any]) -> None:
 
 
 def check_generate_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise for arguments of `generate()` that transformers would drop silently, or fail at deep inside."""
+    """Raise a `ValueError` for arguments of `generate()` that transformers ignores or fails on without a reason."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
         raise wrong("custom_generate", f"be an object such as {strategy.__name__}(…)", "the class itself")
@@ -56,7 +55,7 @@ def check_generate_arguments(kwargs: dict[str, Any]) -> None:
 def counted(
     generated: torch.Tensor, ends: int | list[int] | None, stop_strings: str | list[str] | None, tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many tokens generated rows have, their end included, and which have ended, `(rows)`."""
+    """Return the number of tokens of each generated row, with its end, and whether it has ended, both `(rows)`."""
     is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
     ended = is_end.any(dim=1)
     # argmax finds the first end; a row without one is as long as the longest.
@@ -66,14 +65,14 @@ def counted(
     stops = [stop_strings] if isinstance(stop_strings, str) else stop_strings
     texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     is_stopped = torch.tensor([any(stop in text for stop in stops) for text in texts], device=ended.device)
-    # Behind a stop string, rows are filled with padding or, by beam search, end tokens.
+    # After a stop string rows are filled with padding or, by beam search, end tokens.
     is_own = ~torch.isin(generated, torch.tensor(tokenizer.all_special_ids, device=generated.device))
     lengths = (is_own * torch.arange(1, 1 + generated.shape[1], device=generated.device)).amax(dim=1)
     return torch.where(is_stopped, lengths, counts), ended | is_stopped
 
 
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
-    """Let `generate()` go on from a filled cache behind the tokens that it has read, which the call must give too."""
+    """Let `generate()` continue from a filled cache, for which the call must give the whole target so far."""
     prompt: Any = kwargs.get("decoder_input_ids")
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
@@ -85,7 +84,7 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
 
 
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
-    """Warn where a generation config has settings of Heedful's beam search, and transformers' own is about to run."""
+    """Warn of settings of Heedful's beam search where transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
     ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
     if ignored and not callable(strategy):
@@ -95,11 +94,11 @@ def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
 
 
 def check_weights(model: Any, place: str = "") -> None:
-    """Raise a `ValueError` that names weights that are infinite or no numbers, which make each output worthless."""
+    """Raise a `ValueError` that names weights that are infinite or NaN."""
     broken = []
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
-        # Quantized weights, those spread over processes, and those on disk cannot be looked at.
+        # Quantized, sharded and offloaded weights cannot be read.
         is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
         if is_plain and weights.numel() and not weights.is_meta:
             extremes = torch.stack(torch.aminmax(weights))
@@ -110,21 +109,21 @@ def check_weights(model: Any, place: str = "") -> None:
 
 
 def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:
-    """Raise a `ValueError` if a model's logits, or scores that were computed of them, are no numbers, or infinite."""
-    if not bool((values < torch.inf).all()):  # what a setting or a subclass forbids is -inf
+    """Raise a `ValueError` if a model's logits, or scores computed from them, are NaN or infinite."""
+    if not bool((values < torch.inf).all()):  # a forbidden token's is -inf
         cure = "load the model with `dtype=torch.float32`, or bfloat16, and save it so"
         cure = "look at its weights" if dtype == torch.float32 else cure
         raise ValueError(f"The model's logits must be finite numbers, but some are not in {dtype}: {cure}.")
 
 
 class FiniteLogits(LogitsProcessor):
-    """Checks the logits that `model` makes at a search's first step, and changes none; it may fill a user's cache."""
+    """Checks a model's logits at a search's first step."""
 
     def __init__(self, model: Any, fills_cache: bool = False):
         self.model, self.fills_cache = model, fills_cache
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the `(rows, V)` scores as they are."""
+        """Return the `(rows, V)` scores unchanged."""
         if self.model is not None:
             check_logits(scores, self.model.dtype)
         self.model = None
@@ -132,13 +131,13 @@ class FiniteLogits(LogitsProcessor):
 
 
 def with_check(model: Any, processors: Any, fills_cache: bool = False) -> LogitsProcessorList:
-    """Return logits processors, perhaps `None`, behind one check of the model's logits."""
+    """Return logits processors after one check of the model's logits."""
     others = [each for each in processors or () if not isinstance(each, FiniteLogits)]
     return LogitsProcessorList([FiniteLogits(model, fills_cache), *others])
 
 
 def give_each_row_its_source(cache: Any) -> None:
-    """Repeat the source's keys and values in a cache that `generate()` returns, a row for each of the target's."""
+    """Repeat the source's keys and values in a returned cache, a row for each target."""
     if not isinstance(cache, EncoderDecoderCache):
         return
     layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
@@ -150,26 +149,26 @@ def give_each_row_its_source(cache: Any) -> None:
 
 
 class HeedGenerationMixin(GenerationMixin):
-    """`generate()` for two vocabularies, and the decoder's inputs while training; both families inherit it."""
+    """`generate()` for two vocabularies, and the decoder's inputs while training."""
 
     config: Any
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels, padded on the right: the decoder reads what comes before each."""
+        """Shift `(batch, target_length)` labels, padded on the right, by one: the decoder reads what precedes each."""
         _check_padding_side(labels)
-        # Without a slice that is one shorter, an exported program takes targets of one and two tokens too.
+        # Not by a slice, with which an exported program would take no target of one token.
         shifted = labels.roll(1, dims=1)
         shifted[:, :1] = self.config.decoder_start_token_id
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with the target's vocabulary; what it would drop silently is an error."""
+        """Generate as transformers does, with the target's vocabulary; arguments that it ignores are an error."""
         kwargs = dict(**dict(zip(NAMES, args, strict=False)), **kwargs)
         check_generate_arguments(rename_cache(kwargs))
         given, encoded = kwargs.get(CACHE), kwargs.get("encoder_outputs")
-        if encoded is not None:  # which transformers changes
+        if encoded is not None:  # transformers changes it
             kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if isinstance(encoded, tuple) else copy.copy(encoded)
         strategy = kwargs.get("custom_generate")
         warn_ignored_settings(kwargs.get("generation_config") or self.generation_config, strategy)
@@ -183,7 +182,7 @@ class HeedGenerationMixin(GenerationMixin):
             found: Any = GenerationMixin.generate(self, **kwargs)
         if is_unseen:
             return found.clone()  # which autograd can read
-        if given is None:  # a user's own may be filled once more
+        if given is None:  # a user's own may be extended
             give_each_row_its_source(cache_of(found))
         return found
 
@@ -194,7 +193,7 @@ class HeedGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Return each generated token's score, 0 behind a beam's end; transformers' takes the source's vocabulary."""
+        """Return each generated token's score, 0 after a beam's end; transformers' reads the source's vocabulary."""
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
         steps = int((beam_indices >= 0).sum(-1).max())
@@ -208,16 +207,15 @@ class CachedGenerationMixin(HeedGenerationMixin):
     """`generate()` of a model that keeps keys and values, whose hypotheses share their source."""
 
     lm_head: Any
-    # The model's preparation by `heedful.prepare_for_inference`, whose packed weights encode and search.
-    prepared: Any = None
+    prepared: Any = None  # by `heedful.prepare_for_inference`: packed weights, which encode and search
 
     def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, of a prepared model one that reads the packed weights where they give the same."""
+        """Return the encoder, of a prepared model the one with packed weights."""
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     @staticmethod
     def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
-        """Let each hypothesis go on from another of its sentence, which has the same source."""
+        """Let each hypothesis continue from another one with the same source."""
         own: Any = cache.self_attention_cache
         if own.is_compileable:  # in place: a CUDA graph reads and writes where it did when it was recorded
             for states in [states for layer in own.layers for states in (layer.keys, layer.values)]:
@@ -228,7 +226,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's mask as it is: a static cache's finished one has no neighbourhood and no padding."""
+        """Return the decoder's mask unchanged: one finished for a static cache lacks neighbourhood and padding."""
         return attention_mask
 
     @either_cache_name
@@ -240,10 +238,10 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what a step hands to `forward`; transformers' own takes longer than an attention of a small model."""
+        """Return the inputs of a step; transformers' method takes longer than a small model's attention."""
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:
-            # Left out where it is all ones, see `share_sources`: without it a step is compiled anew.
+            # `share_sources` leaves out a mask of ones, but without one a step is compiled anew.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
         is_ordinary = cache is not None and not is_static and is_unmodified(self.lm_head)
@@ -256,12 +254,11 @@ class CachedGenerationMixin(HeedGenerationMixin):
         return own | given
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Search greedily or sample, as transformers does."""
         found = None if self.prepared is None else self.prepared.decode(*args, **kwargs)
         return super()._sample(*args, **share_sources(self, kwargs)) if found is None else found
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Search with beams, as transformers does, and compile the step where it would for greedy search."""
+        """Search as transformers does, and compile the step as it does for greedy search."""
         if self.prepared is not None and (found := self.prepared.decode(*args, **kwargs)) is not None:
             return found
         config, searching = kwargs["generation_config"], self
@@ -272,7 +269,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
 
 class CompiledSteps:
-    """A model in a search, whose steps are compiled once the source is in the cache."""
+    """A model in a search, whose steps are compiled once the cache holds the source."""
 
     def __init__(self, model: Any, step: Callable[..., Any]):
         self._model, self._step = model, step
@@ -281,15 +278,14 @@ class CompiledSteps:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: Any) -> Any:
-        """Call the model, or its compiled step."""
+        """Run the first step as it is, later ones compiled."""
         return (self._step if inputs[CACHE].is_updated.get(0) else self._model)(**inputs)
 
 
 def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None) -> dict[str, Any]:
-    """Return the arguments of a search in which the hypotheses of a sentence, `each` so many, share its source.
+    """Return a search's arguments with one row of the source for the `each` hypotheses of a sentence.
 
-    They have a row of the source for each hypothesis, and still do for another model than Heed's Transformer, or where
-    code of a user's may look at them.
+    For other models than Heed's Transformer, and where a user's code may read the rows, each hypothesis keeps its own.
     """
     if not (isinstance(model, CachedGenerationMixin) and runs_known_code(model)):
         return arguments
@@ -301,12 +297,12 @@ def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None
         encoded, mask = copy.copy(encoded), None if mask is None else mask[::each]
         encoded.last_hidden_state = encoded.last_hidden_state[::each].contiguous()
     if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-        mask = None  # or it would be looked through at each step
+        mask = None  # or each step would search it for padding
     return arguments | {"encoder_outputs": encoded, "attention_mask": mask}
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:
-    # Only on the CPU, where collators make batches: elsewhere it would wait for the device on every call.
+    # Only on the CPU, where collators make batches: Python would wait for a GPU on every call.
     if labels.device.type != "cpu" or not is_eager() or labels.numel() == 0:
         return
     is_target = labels != IGNORED_LABEL

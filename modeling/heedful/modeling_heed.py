@@ -1,18 +1,15 @@
 """The Transformer encoder-decoder of *Attention Is All You Need* (Vaswani et al., 2017) for transformers.
 
-It reads from top to bottom as the paper does: feed-forward networks (section 3.3), residual connections (3.1), layers,
-embeddings with positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`,
-positions are in `positions_heed.py`; how the stacks work together, and the output, are in `encoder_decoder_heed.py`,
-the training loss (5.4) is in `loss_heed.py`. What is not in the paper, but makes training faster on the CPU, is in
-`fast_paths_heed.py`.
+It follows the paper: feed-forward networks (section 3.3), residual connections (3.1), layers, embeddings with
+positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`, positions are in
+`positions_heed.py`, the output is in `encoder_decoder_heed.py`, the training loss (5.4) in `loss_heed.py`.
 
-Who adds what to `HeedForConditionalGeneration`, in the order in which Python looks:
+`HeedForConditionalGeneration` inherits, in Python's order:
 
 - `OutputLayer` (`encoder_decoder_heed.py`): the pre-softmax layer, and `forward` with the loss;
-- `CachedGenerationMixin` (`generation_heed.py`): `generate()` with a cache, whose hypotheses share their source. It is
-  a `HeedGenerationMixin` (two vocabularies, refused arguments), and that transformers' `GenerationMixin`;
-- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`attending_heed.py`), which chooses attention
-  functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves; both are `PreTrainedModel`s.
+- `CachedGenerationMixin` (`generation_heed.py`): `generate()`, whose hypotheses share the cache of their source;
+- `HeedPreTrainedModel`, below: initial weights; it is a `KernelChoice` (`attending_heed.py`), which chooses attention
+  functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
 """
@@ -58,7 +55,7 @@ class HeedFeedForward(nn.Module):
         self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Transform each position of `(batch, length, d_model)` by itself."""
+        """Transform each position of `(B, length, D)` by itself."""
         if self.fc_gate is None:
             inner = self.activation(project(hidden_states, self.fc1))
         else:
@@ -69,7 +66,7 @@ class HeedFeedForward(nn.Module):
 
 
 def make_norm(config: HeedConfig) -> nn.Module:
-    """Return the norm of the residual connections, over the last dimension of size d_model."""
+    """Return the config's norm over the last dimension, of size D."""
     kind = nn.LayerNorm if config.norm_type == "layernorm" else nn.RMSNorm
     return kind(config.d_model, eps=config.layer_norm_eps)
 
@@ -81,10 +78,7 @@ def clamped(states: torch.Tensor) -> torch.Tensor:
 
 
 class HeedResidual(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x))).
-
-    `before` returns what the sub-layer reads of x, `after` adds its output to x.
-    """
+    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or x + Dropout(Sublayer(LayerNorm(x)))."""
 
     def __init__(self, config: HeedConfig, stack: str):
         super().__init__()
@@ -94,11 +88,11 @@ class HeedResidual(nn.Module):
         self.norm = make_norm(config)
 
     def before(self, x: torch.Tensor, call: Call) -> torch.Tensor:
-        """Norm `(batch, length, d_model)` states where the norm comes first."""
+        """Return what the sub-layer reads: `(B, length, D)` states x, normed in a pre-norm model."""
         return x if self.is_post_norm else normalise(x, self.norm, call.is_lean)
 
     def after(self, x: torch.Tensor, output: torch.Tensor, call: Call) -> torch.Tensor:
-        """Add what a sub-layer made of `(batch, length, d_model)` states x to them, and norm where that comes last."""
+        """Add the sub-layer's output to `(B, length, D)` states x, and norm the sum in a post-norm model."""
         added = x + (self.dropout(output) if self.training else output)
         added = clamped(added) if self.is_clamped else added
         return normalise(added, self.norm, call.is_lean) if self.is_post_norm else added
@@ -118,7 +112,7 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = HeedResidual(config, "encoder")
 
     def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
-        """Transform `(batch, source_length, d_model)`; the parts are those of a `Call`."""
+        """Transform `(B, S, D)`; the parts are those of a `Call`."""
         call = Call(*parts)
         attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
         x = self.self_attn_residual.after(x, attended, call)
@@ -139,7 +133,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = HeedResidual(config, "decoder")
 
     def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
-        """Transform `(batch, target_length, d_model)`; the parts are those of a `Call`."""
+        """Transform `(B, T, D)`; the parts are those of a `Call`."""
         call = Call(*parts)
         attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
         x = self.self_attn_residual.after(x, attended, call)
@@ -151,7 +145,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
 
 
 class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
-    """What every Heed Transformer shares: initial weights, and what transformers may do with it."""
+    """Base class of Heed's Transformers and their stacks: initial weights, and settings for transformers."""
 
     config: HeedConfig
     config_class = HeedConfig
@@ -166,7 +160,7 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw matrices from Glorot's uniform distribution, and embeddings so that, scaled, they have variance 1."""
+        """Draw matrices from Glorot's uniform distribution, and embeddings with variance 1 after scaling."""
         super()._init_weights(module)
         if isinstance(module, (nn.Embedding, RelativeBias)) or module is self.get_output_embeddings():
             init.normal_(module.weight, std=self.config.d_model**-0.5)
@@ -177,7 +171,7 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
 
 
 class HeedStack(HeedPreTrainedModel):
-    """What encoder and decoder share: token embeddings, positions, and the checks on what they are given."""
+    """What encoder and decoder share: token embeddings, positions, and the loop over the layers."""
 
     side: Literal["encoder", "decoder"]
     layer_class: type[nn.Module]
@@ -201,13 +195,13 @@ class HeedStack(HeedPreTrainedModel):
         self.gradient_checkpointing = False
         depth = getattr(config, f"{self.side}_layers")
         self.layers = nn.ModuleList([self.layer_class(config) for _ in range(1 if config.share_layers else depth)])
-        self.rounds = depth if config.share_layers else 1  # how often the states go through all of them
+        self.rounds = depth if config.share_layers else 1  # how often all of them are applied
         self.post_init()
         self._leave_out_of_tensor_parallelism()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw as every Heed model does; with `depth_scaled_init` the matrices of layer l are smaller by √l."""
+        """Draw the weights; `depth_scaled_init` divides the matrices of layer l by √l."""
         super()._init_weights(module)
         if self.config.depth_scaled_init and isinstance(module, nn.Linear):
             numbered = enumerate(self.layers, start=1)
@@ -215,17 +209,17 @@ class HeedStack(HeedPreTrainedModel):
             init.xavier_uniform_(module.weight, gain=depth**-0.5)
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Look up and scale `(batch, length)` ids (section 3.4), or scale `(batch, length, d_model)` embeddings."""
+        """Look up `(B, length)` ids, or take `(B, length, D)` embeddings, and scale them (section 3.4)."""
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """Add the encoding of `(batch, length)` positions to `(batch, length, d_model)` states, norm and drop out."""
+        """Add the encoding of `(B, length)` positions to `(B, length, D)` embeddings, norm and drop out."""
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
 
     def transform(self, embeddings: torch.Tensor, call: Call) -> torch.Tensor:
-        """Send `(batch, length, d_model)` embeddings through all layers (section 3.1)."""
+        """Apply all layers (section 3.1) to `(B, length, D)` embeddings."""
         x = call.layout.pack(self.add_positions(embeddings, call.positions))
         for number, layer in enumerate([*self.layers] * self.rounds):
             x = layer(x, *call.of_layer(number))
@@ -264,12 +258,12 @@ class HeedEncoder(HeedStack):
 
         Args:
             input_ids: `(batch, source_length)`.
-            attention_mask: `(batch, source_length)`, 1 at tokens and 0 at padding, on either side.
+            attention_mask: `(batch, source_length)`, 0 at padding, on either side.
             inputs_embeds: `(batch, source_length, d_model)` in place of `input_ids`.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `last_hidden_state` `(batch, source_length, d_model)` and what was asked to be recorded.
+            `last_hidden_state` `(batch, source_length, d_model)`, and recorded outputs.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         call = call_of(self, embeddings, attention_mask, kwargs)
@@ -308,17 +302,17 @@ class HeedDecoder(HeedStack):
         """Decode the target's newest tokens.
 
         Args:
-            input_ids: `(batch, target_length)`, without the tokens that are already in the cache.
+            input_ids: `(batch, target_length)`, without the tokens in the cache.
             attention_mask: `(batch, past_length + target_length)`, 0 at padding, on either side.
-            encoder_hidden_states: `(sources, source_length, d_model)`, each for as many consecutive targets.
+            encoder_hidden_states: `(sources, source_length, d_model)`, each for batch / sources consecutive targets.
             encoder_attention_mask: `(sources, source_length)`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
-            use_cache: Whether to return a cache; the config's `use_cache` by default.
+            use_cache: Whether to return a cache; by default as the config says.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
-            `last_hidden_state` `(batch, target_length, d_model)`, the cache, and what was asked to be recorded.
+            `last_hidden_state` `(batch, target_length, d_model)`, the cache, and recorded outputs.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         if use_cache and cache is None:

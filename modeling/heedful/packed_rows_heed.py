@@ -1,8 +1,8 @@
-"""How the rows of a batch lie in memory: padded to one length, without their padding, or end to end.
+"""The rows of a batch in memory: padded to one length, without padding, or end to end.
 
-On the CPU a training step leaves padding out of everything but attention. On a GPU, where it can, a batch is one long
-row of tokens, `(1, tokens)`, and a form of flash attention keeps each sentence to itself; tokens are filled up to a
-multiple of a large step, so that few shapes recur. `laid_end_to_end` makes such a batch.
+On the CPU a training step computes padding in attention alone. On a GPU a batch may be one long row of tokens,
+`(1, N)`, in which a form of flash attention keeps sentences apart; N is a multiple of a large step, so that few shapes
+occur. `laid_end_to_end` makes such a batch.
 
 Letters in shape comments: N tokens of all rows with what fills them up, D = d_model, H heads.
 """
@@ -19,20 +19,20 @@ from .fast_paths_heed import has_observers
 # The encodings that need no more than the positions of a packed row.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
 WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
-# As a window to either side it restricts nothing. Without a window torch 2.14 takes cuDNN's attention on Hopper, which
-# makes a plan for every new shape, be it switched off or not.
+# A window that restricts nothing: without one torch 2.14 takes cuDNN's attention on Hopper, which plans every new
+# shape, even if cuDNN is disabled.
 UNRESTRICTED = 2**20
 
 
 class Layout:
-    """How the layers of a stack see its `(batch, length, D)` states: as they are, padding included."""
+    """How a stack's layers see its `(batch, length, D)` states: as they are, padding included."""
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether it is the layout of these `(batch, length, D)` states."""
+        """Return whether `(batch, length, D)` states have the layout's size."""
         return True
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(batch, length, D)` states for the layers of a stack."""
+        """Lay out `(batch, length, D)` states for the layers."""
         return states
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
@@ -44,14 +44,14 @@ PADDED = Layout()
 
 
 class UniqueRows(torch.autograd.Function):
-    """Takes rows of a matrix, so that the gradient is taken by row numbers too, instead of being added up.
+    """Takes rows of a matrix; its gradient takes rows too, instead of adding them up.
 
-    A row that is not taken exactly once must be one whose gradient is zero.
+    A row that is not taken exactly once must have a gradient of zero.
     """
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Return the rows `taken` of `(rows, D)` states; the rows `inverse` of that would be the states again."""
+        """Return the rows `taken` of `(rows, D)` states; `inverse` restores the states."""
         ctx.save_for_backward(taken, inverse)
         return states.index_select(0, taken)
 
@@ -63,10 +63,7 @@ class UniqueRows(torch.autograd.Function):
 
 
 class PackedTokens(Layout):
-    """The tokens of a padded batch in one row, so that only attention computes something for padding.
-
-    One position of padding represents all others; its gradient must be zero. The `(batch, length)` tokens have one.
-    """
+    """The tokens of a padded batch in one row, with one position of padding, whose gradient must be zero."""
 
     def __init__(self, tokens: torch.Tensor):
         flat = tokens.flatten()
@@ -76,7 +73,7 @@ class PackedTokens(Layout):
         self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether there are so many rows and positions."""
+        """Return whether rows and positions are as many."""
         return self.shape == states.shape[:2]
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
@@ -88,44 +85,44 @@ class PackedTokens(Layout):
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 
-LEAST_PADDING = 0.03  # of all positions: to compute so many takes as long as packing
+LEAST_PADDING = 0.03  # of all positions: to compute less takes no longer than to pack
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> Layout:
-    """Return how `(batch, length)` tokens are packed, or `PADDED` where it is faster to compute all positions."""
+    """Return the packing of `(batch, length)` tokens, or `PADDED` where that is faster."""
     if tokens is None or tokens.dim() != 2:
         return PADDED
     tokens = tokens != 0
-    has_tokens = tokens.any(1).all()  # or attention to nothing but padding is attention to all of it
+    has_tokens = tokens.any(1).all()  # a row of padding attends to all of it
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else PADDED
 
 
 @dataclass(frozen=True)
 class EndToEnd(Layout):
-    """One side of a batch whose rows lie end to end, `(1, N, D)`."""
+    """Rows of a batch end to end, `(1, N, D)`."""
 
     bounds: torch.Tensor  # (rows + 1), int32: the first token of each row, and the end of the last
     positions: torch.Tensor  # (1, N)
     longest: int  # no row has more tokens
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether there are so many tokens."""
+        """Return whether tokens are as many."""
         return self.positions.shape == states.shape[:2]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
-        """Return the same with its tensors moved elsewhere."""
+        """Return the layout with its tensors moved."""
         return EndToEnd(move(self.bounds), move(self.positions), self.longest)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The layouts of a batch in a step whose loss alone is read, and is differentiated once."""
+    """The layouts of a batch, for a step that reads the loss alone and differentiates once."""
 
     states: Layout = PADDED  # of the target
     source: Layout = PADDED
 
     def of(self, side: str, states: torch.Tensor) -> Layout:
-        """Return the layout of the encoder's or the decoder's `(batch, length, D)` states."""
+        """Return the layout of a side's `(batch, length, D)` states."""
         layout = self.source if side == "encoder" else self.states
         return layout if layout.fits(states) else PADDED
 
@@ -134,7 +131,7 @@ ALL_PADDED = Packing()
 
 
 def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> Packing | None:
-    """Return how a step of a Transformer on the CPU leaves padding out; `None` where its states may be observed."""
+    """Return the packing of a Transformer's step on the CPU, or `None` where its states may be observed."""
     if model.lm_head.weight.device.type != "cpu" or has_observers(model, inputs):
         return None
     needed = needed_targets(labels, inputs.get("decoder_attention_mask"))
@@ -142,7 +139,7 @@ def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> P
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(batch, length)`, true at targets with a label and those that one sees; `None` if unknown."""
+    """Return `(batch, length)`, true at targets with a label and those that it sees; `None` if unknown."""
     predicted = labels != IGNORED_LABEL
     needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
     if attention_mask is None:
@@ -161,11 +158,11 @@ def packed_attention(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention (equation 1) within each row, of `(1, heads, N, d_k)` queries, keys and values.
+    """Attend (equation 1) within each row, with `(1, H, N, d_k)` queries, keys and values: `(1, N, H, d_v)`.
 
-    `sides` are those of the queries, and of keys and values. The output is `(1, N, heads, d_v)`.
+    `sides` are the layouts of the queries, and of keys and values.
     """
-    # Here, because it is newer than the oldest torch by which a model of the Hub may be loaded.
+    # Here, since older versions of torch, which load models from the Hub, lack it.
     from torch.nn.attention.varlen import varlen_attn
 
     states = [each[0].transpose(0, 1) for each in (query, key, value)]  # (N, H, d_k)
@@ -176,7 +173,7 @@ def packed_attention(
 
 
 def why_padded(config: HeedBaseConfig, kernel: str) -> str | None:
-    """Return why rows of a model must be padded to one length, or `None` where they may lie end to end."""
+    """Return why rows must be padded, or `None` where they may lie end to end."""
     reads: Any = config
     if config.model_type != "heed":
         return "the model is recurrent"

@@ -1,7 +1,7 @@
-"""Loading, resizing and saving, the same for Heed's Transformer and recurrent models.
+"""Loading, resizing and saving for both families.
 
-Loading refuses what transformers would let pass with a line in the log: missing, unknown and misshapen weights. Saving
-sends the code along, so that a folder loads where Heedful is not installed, and the checksums of the weights.
+Loading refuses missing, unknown and misshapen weights, which transformers only logs. Saving adds checksums of the
+weights, and the code, so that a folder loads without Heedful.
 """
 
 import copy
@@ -33,7 +33,7 @@ ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
 
 
 class HubAccess:
-    """Where and how to find what is loaded after the model; the token is never shown, copied or saved."""
+    """Revision and token of a model, for its tokenizers; the token is never shown, copied or saved."""
 
     def __init__(self, revision: str | None = None, token: str | bool | None = None):
         self.revision, self.token = revision, token
@@ -43,14 +43,14 @@ class HubAccess:
 
 
 class HeedBaseModel(PreTrainedModel):
-    """What every model of both families, and each of their stacks, can do: load, resize, save."""
+    """Base class of both families' models and stacks: loading, resizing, saving."""
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    # The classes by which transformers' Auto classes load a saved folder, with the files that travel with it.
+    # By transformers' Auto classes, the classes that load a saved folder, in the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
     side: Literal["encoder", "decoder"] | None = None  # of a stack; a whole model has both
-    # Set by the model that holds this one, since only the whole has all matrices of a vocabulary.
+    # Set by the model that holds this one: only the whole has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
 
@@ -59,7 +59,7 @@ class HeedBaseModel(PreTrainedModel):
         cls._auto_class = None  # or transformers would copy the file of a user's class into each folder, unasked
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return the embeddings of a stack's `(batch, length)` token ids, or those given, `(batch, length, width)`."""
+        """Return the `(batch, length, width)` embeddings of `(batch, length)` token ids, or those given."""
         if inputs_embeds is None and input_ids is not None:
             self.check_token_ids(input_ids)
             return self.drop_words(self.embed_tokens(input_ids))
@@ -69,10 +69,10 @@ class HeedBaseModel(PreTrainedModel):
         return self.drop_words(inputs_embeds)
 
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Drop whole `(batch, length, width)` embeddings while training, and divide the others by 1 - p.
+        """Drop `(batch, length, width)` embeddings of whole positions while training, and divide the others by 1 - p.
 
         Word dropout of Gal and Ghahramani (2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
-        Networks"), for each position by itself, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
+        Networks"), for each position, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
         """
         if not self.training:
             return embeddings
@@ -84,7 +84,7 @@ class HeedBaseModel(PreTrainedModel):
         if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
             must = "Token ids must be of shape (batch, length), with a token at least"
             raise ValueError(f"{must}, but are of {tuple(input_ids.shape)} instead.")
-        # Only on the CPU, where it costs microseconds: elsewhere it would wait for the device on every call.
+        # Not on a GPU, since Python would wait for it on every call.
         if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
         # From the config: an adapter may have replaced the embeddings, and does not know their number.
@@ -95,14 +95,14 @@ class HeedBaseModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does, but refuse missing and unknown weights, and remember where they were.
+        """Load as transformers does, but refuse missing and unknown weights.
 
-        `output_loading_info=True` asks for a report of them instead. A model without its head loads from a folder with
+        `output_loading_info=True` returns a report of them instead. A model without a head loads from a folder with
         one, and the other way round, with a new head.
 
         Raises:
-            ValueError: If weights are missing or unknown, which the message names, a file is broken, or the model was
-                saved with code of a user's that is not there.
+            ValueError: If weights are missing or unknown, a file is broken, or the model was saved with code of a
+                user's that is not there.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
@@ -113,7 +113,7 @@ class HeedBaseModel(PreTrainedModel):
         try:
             model, report = load(source, *args, **asked)
         except Exception as error:
-            # By its name: whatever this file imports, every user of a model on the Hub must have installed.
+            # By its name: users of a model on the Hub must have installed what this file imports.
             if type(error).__name__ != "SafetensorError":
                 raise
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
@@ -125,7 +125,7 @@ class HeedBaseModel(PreTrainedModel):
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
             adapter: Any = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-            if adapter is not None:  # the own weights are those of its base, and the report its own
+            if adapter is not None:  # the report is about its base
                 source = adapter.base_model_name_or_path or source
             check_names(model, own_report, source)
             check_matrices(model, own_report, source, may_differ)
@@ -140,24 +140,24 @@ class HeedBaseModel(PreTrainedModel):
         return (model, report) if kwargs.get("output_loading_info") else model
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
-        """Keep the report of the model's own weights: after an adapter transformers returns the adapter's alone."""
+        """Keep the report of the model's own weights: with an adapter transformers returns the adapter's alone."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
         self._own_report = loading_info.to_dict()
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Load an adapter of peft, as transformers does; an `ImportError` says which versions go together."""
+        """Load an adapter as transformers does; an `ImportError` says which peft it needs."""
         check_peft()
         return super().load_adapter(*args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Add an adapter of peft, as transformers does; an `ImportError` says which versions go together."""
+        """Add an adapter as transformers does; an `ImportError` says which peft it needs."""
         check_peft()
         super().add_adapter(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does; where the code travels along, every Auto class finds its model in the folder.
+        """Save as transformers does, with Heed's code, so that every Auto class finds its model in the folder.
 
-        No code travels with a model that code of your own computes; its config.json names the class or method.
+        With a model that runs code of your own no code is saved; its config.json names the class or method.
 
         Raises:
             ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
@@ -172,12 +172,12 @@ class HeedBaseModel(PreTrainedModel):
             setattr(self.config, CHANGED_CODE, changed)
         elif any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
-            # transformers' saver sends along what a file imports, so this line brings the pipeline's file.
+            # transformers' saver copies what a file imports, so this line adds the pipeline's file.
             from .pipeline_heed import pipelines_of_folder
 
             offered = getattr(self.config, "custom_pipelines", None) or {}
             self.config.custom_pipelines = pipelines_of_folder(next(iter(offered), None))
-        # transformers would upload before the weights are signed, as it does with a variant of them.
+        # transformers would upload before the checksums are written, as it does with a variant.
         pushes = not kwargs.get("variant") and kwargs.pop("push_to_hub", False)
         settings = {name: kwargs.pop(name) for name in PUSH_SETTINGS if pushes and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -187,12 +187,12 @@ class HeedBaseModel(PreTrainedModel):
                 self.push_to_hub(settings.pop("repo_id", Path(save_directory).name), **settings)
 
     def quantized_weights(self) -> list[str]:
-        """Return the names of the weights that torchao holds in fewer bits, in tensors of its own classes."""
+        """Return the names of weights in torchao's tensor classes."""
         weights = self.named_parameters()
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
     def _keep_sharing(self: Any) -> None:
-        """Let the config say which matrices are one: with two vocabularies, merging an adapter writes that none is."""
+        """Restore tying in the config: with two vocabularies, merging an adapter writes that no matrices are tied."""
         if self.config.tie_word_embeddings or self.side is not None:
             return
         model, head = self.base_model, self.get_output_embeddings()
@@ -212,16 +212,16 @@ class HeedBaseModel(PreTrainedModel):
         With two vocabularies `resize_decoder_token_embeddings` resizes the other. A decoder by itself resizes its own.
 
         Args:
-            new_num_tokens: Number of tokens from now on; `None` keeps it, but for the padding.
+            new_num_tokens: New number of tokens; by default the present one.
             pad_to_multiple_of: Rounds the number up.
-            mean_resizing: Draw new rows around the mean of the old ones, instead of as those of a new model.
+            mean_resizing: Whether new rows are drawn around the mean of the old ones, or as in a new model.
 
         Returns:
             The resized embeddings.
 
         Raises:
-            ValueError: If a special id would no longer be in the vocabulary, the weights lie on the disk or another
-                device, or this is a part of a model, whose other parts would keep their size.
+            ValueError: If a special id would leave the vocabulary, the weights are offloaded or sharded, or this is a
+                part of a model.
         """
         both = self.side is None and self.config.has_one_vocabulary
         sides: list[str] = ["encoder", "decoder"] if both else [self.side or "encoder"]
@@ -230,9 +230,7 @@ class HeedBaseModel(PreTrainedModel):
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the target embeddings and the output alone, with the arguments of `resize_token_embeddings`.
-
-        From then on source and target have two vocabularies. Return the resized target embeddings.
+        """Resize the target embeddings and the output as `resize_token_embeddings` does, for two vocabularies.
 
         Raises:
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
@@ -245,7 +243,6 @@ class HeedBaseModel(PreTrainedModel):
     def _resize(
         self, sides: list[str], new_num_tokens: int | None, pad_to_multiple_of: int | None, mean_resizing: bool
     ) -> nn.Embedding:
-        """Resize the embeddings of the sides, and the output with the decoder's; return the first."""
         stacks: list[Any] = [self if self.side is not None else getattr(self.base_model, side) for side in sides]
         modules: list[Any] = [stack.embed_tokens for stack in stacks]
         if new_num_tokens is None and pad_to_multiple_of is None:
@@ -270,7 +267,7 @@ class HeedBaseModel(PreTrainedModel):
         return modules[0]
 
     def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
-        """Return a config whose vocabularies of these sides have another size, after checking it."""
+        """Return a checked config in which the vocabularies of these sides have another size."""
         config = copy.copy(self.config)
         if self.side is None and len(sides) == 1:
             config.share_encoder_decoder_embeddings = False
@@ -284,10 +281,10 @@ class HeedBaseModel(PreTrainedModel):
 
 @torch.no_grad()
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
-    """Give embeddings, or a pre-softmax layer and its bias, as many rows; module and parameters stay.
+    """Resize embeddings, or a pre-softmax layer and its bias, in place; new rows are drawn.
 
-    New rows are as those of a new model, or beside the mean of the old ones (Hewitt, 2021, "Initializing New Word
-    Embeddings for Pretrained Language Models").
+    Rows near the mean of the old ones are of Hewitt (2021, "Initializing New Word Embeddings for Pretrained Language
+    Models").
     """
     for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
@@ -301,11 +298,11 @@ def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
 
 
 def _sign_weights(folder: Path, is_whole: bool) -> None:
-    """Write the checksums of saved weights, give them the config's mode, and remove an earlier whole model's."""
-    if not (folder / "config.json").is_file():  # which an adapter's folder lacks
+    """Write the checksums of saved weights, give these the config's mode, and remove an earlier model's files."""
+    if not (folder / "config.json").is_file():  # of an adapter
         return
     if is_whole:
-        # transformers has removed the shards of an earlier model, but not a single file, which it would load first.
+        # transformers has removed shards of an earlier model, but not a single file, which it would load first.
         names = [path.name for path in folder.iterdir()]
         left = "model.safetensors" if any(map(SHARD.fullmatch, names)) else "model.safetensors.index.json"
         for name in (left, *filter(OLD_FORM.fullmatch, names)):
@@ -327,7 +324,7 @@ def _rounded_up(size: int, multiple: int | None) -> int:
 
 
 def widen_second_products(model: PreTrainedModel) -> None:
-    """Put what leaves float16 in large T5s into float32, as transformers does: the second product of each network."""
+    """Put a T5's second feed-forward matrices, whose products overflow float16, into float32, as transformers does."""
     config: Any = model.config
     if model.dtype == torch.float16 and getattr(config, "position_encoding", None) == "t5":
         for name, weight in model.named_parameters() if config.norm_type == "rmsnorm" else ():
@@ -337,10 +334,10 @@ def widen_second_products(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def align_weights(model: PreTrainedModel) -> None:
-    """Move weights to addresses where torch would have put them, since the address can change a product's last bits.
+    """Move loaded weights to aligned addresses.
 
-    Loaded weights lie in memory as in their file, behind a header of any length. MKL adds up a product of one row in
-    another order where its matrix does not begin at a multiple of 16 bytes.
+    They lie as in their file, after a header of any length, and MKL sums in another order, with other last bits, where
+    a matrix does not begin at a multiple of 16 bytes.
     """
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
@@ -348,7 +345,7 @@ def align_weights(model: PreTrainedModel) -> None:
 
 
 def check_device_map(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` if a `device_map` puts a shared matrix on two devices, of which the disk is one."""
+    """Raise a `ValueError` if a `device_map` puts one of two tied matrices on the disk, not the other."""
     devices = getattr(model, "hf_device_map", None) or {}
     if "disk" not in devices.values():
         return
@@ -362,9 +359,9 @@ def check_device_map(model: PreTrainedModel) -> None:
 
 
 def changed_code(model: HeedBaseModel) -> str | None:
-    """Return the name of a user's class or method that decoding or encoding with a model may call; `None` if none is.
+    """Return the name of a user's class or method that a model may run, or `None`.
 
-    Classes of torch and of adapters and quantizers belong to what transformers saves.
+    Classes of torch, adapters and quantizers are not a user's: transformers saves them.
     """
     kinds = type(model).__mro__
     for kind in kinds[: kinds.index(next(filter(is_ours, kinds)))]:
@@ -383,7 +380,7 @@ def changed_code(model: HeedBaseModel) -> str | None:
 
 
 def check_quantization(model: Any) -> None:
-    """Raise a `ValueError` if torchao could quantize no weight of a loaded model, or its products would be wrong."""
+    """Raise a `ValueError` if torchao has quantized no weight, or its products would be wrong here."""
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
     if is_torchao and not model.quantized_weights():
@@ -398,11 +395,11 @@ def check_quantization(model: Any) -> None:
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
-    """Raise a `ValueError` if weights are missing or unknown, by the report of loading a model's own from `source`."""
+    """Raise a `ValueError` if weights are missing or unknown, by the report of loading them from `source`."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):
-        # Saved without a head or with one: what lies outside the stacks may differ.
+        # Saved without a head or with one: only the stacks must match.
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
@@ -412,12 +409,12 @@ def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
 
 
 def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
-    """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two matrices where one is tied."""
+    """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two different tied matrices."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
         must = f"{source} must hold weights of the shapes that its config says, but has {listed(shapes)}"
         raise RuntimeError(f"{must}; `ignore_mismatched_sizes=True` draws them at random.")
-    # transformers lets go of a tie where the file holds two different matrices.
+    # transformers unties them then.
     for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
         one, other = (model.get_parameter(key) for key in pair)
         if one is not other and one.device == other.device and one.device.type != "meta":

@@ -1,7 +1,6 @@
 """Heedful: encoder-decoder models for Hugging Face users.
 
-`import heedful` costs next to nothing: public names are imported at first use, and the Auto classes of transformers
-learn of Heed's models when they are imported themselves, before or after this package.
+`import heedful` is fast: public names are imported at first use, transformers' Auto classes not at all.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Recurrent models' cells: their equations, how they run over padded sequences (B in a batch), what they keep."""
+"""Recurrent cells: their equations, runs over padded sequences (B in a batch), and the cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .configuration_heed_rnn import HeedRNNConfig
 from .fast_paths_heed import is_original, is_traced, is_transformed
 
-# What a cell hands from one position to the next: (h,), or (h, c) of an LSTM, each (B, hidden).
+# A cell's state between positions: (h,), or (h, c) of an LSTM, each (B, hidden).
 State = tuple[torch.Tensor, ...]
-# What a plain cell makes of its sum, and torch's cells that do so in one operation.
+# Of a plain cell, and torch's cells that compute one in one operation.
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid, "linear": torch.positive}
 FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 
@@ -23,14 +23,14 @@ FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 
 
 class Cell(nn.RNNBase):
-    """What the three cells share: all reading goes through `forward`, so that hooks on a cell see all of it."""
+    """What the three cells share: all reading goes through `forward`, so that hooks on a cell see it."""
 
-    # torch makes them, by these names.
+    # torch names them.
     weight_ih_l0: torch.Tensor
     weight_hh_l0: torch.Tensor
     bias_ih_l0: torch.Tensor
     bias_hh_l0: torch.Tensor
-    # Each cell's equations, and the same as one operation of torch, of the weights above.
+    # Each cell's equations, and the same as one operation of torch.
     step: Callable[[torch.Tensor, State], State]
     fused_step: Callable[..., Any] | None
 
@@ -42,11 +42,10 @@ class Cell(nn.RNNBase):
         is_reversed: bool = False,
         is_fused: bool = True,
     ) -> Any:
-        """Read one token of each sequence, `(batch, input_size)`, or whole ones, `(batch, length, input_size)`.
+        """Read one token of each sequence, `(batch, input_size)`, or whole sequences, `(batch, length, input_size)`.
 
-        Return the next state; of whole sequences the output at each token, `(batch, length, hidden_size)` with zeros
-        at padding, where `tokens` is false, and the state behind the last token that was read. `is_reversed` reads
-        from the end; `is_fused` lets torch's loop run in place of the equations, where torch has such a cell.
+        Return the next state; of whole sequences the outputs, `(batch, length, hidden_size)` with zeros at padding,
+        where `tokens` is false, and the last state. `is_fused` runs torch's cell, if there is one.
         """
         is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
@@ -61,18 +60,18 @@ class Cell(nn.RNNBase):
         return new if isinstance(new, tuple) else (new,)
 
     def read(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return W x + b of `(…, input_size)` inputs: `(…, gates · hidden_size)`, of all tokens at once."""
+        """Return W x + b of `(…, input_size)` inputs, `(…, gates · hidden_size)`."""
         return F.linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
         """Run torch's loop over `(batch, length, input_size)` or packed sequences."""
-        # torch keeps a second list of the weights, in which those that are loaded when needed are missing.
+        # torch keeps a second list of the weights, which lacks offloaded ones.
         self._flat_weights = [*self.all_weights[0]]
         return super().forward(inputs, state)
 
 
 class RNNCell(Cell, nn.RNN):
-    """h' = tanh(W x + b + U h + d) (Elman, 1990), or another activation. As a whole it is `torch.nn.RNN`."""
+    """h' = tanh(W x + b + U h + d) (Elman, 1990), or another activation."""
 
     def __init__(self, *sizes: int, activation: str = "tanh", **options: Any):
         super().__init__(*sizes, nonlinearity="relu" if activation == "relu" else "tanh", **options)
@@ -80,20 +79,20 @@ class RNNCell(Cell, nn.RNN):
 
     @property
     def fused_step(self) -> Callable[..., Any] | None:
-        """Torch's cell of this activation, if there is one."""
+        """Torch's cell with this activation, if any."""
         return FUSED_PLAIN_CELLS.get(self.activation)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state, of `(batch, hidden_size)` tensors, from `read`, the W x + b of the next token."""
+        """Return the next state from `read`, the `(batch, hidden_size)` W x + b of the next token."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         return (ACTIVATIONS[self.activation]((read + kept).to(hidden.dtype)),)
 
 
 class LSTMCell(Cell, nn.LSTM):
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000). As a whole it is `torch.nn.LSTM`.
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000).
 
-    Its cell c is only ever scaled and added to, so that gradients reach far back.
+    Its cell c is only scaled and added to, so that gradients reach far back.
     """
 
     fused_step = staticmethod(torch.lstm_cell)
@@ -106,7 +105,7 @@ class LSTMCell(Cell, nn.LSTM):
         return gates["output"] * cell.tanh(), cell
 
     def gates(self, read: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what opens (1) and closes (0), and the candidate, each `(…, hidden_size)`, of W x + b and h."""
+        """Return the gates, between 0 (closed) and 1, and the candidate, each `(…, hidden_size)`."""
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         input_gate, forget_gate, candidate, output_gate = (read + kept).to(hidden.dtype).chunk(4, dim=-1)
         opened = {"forget": forget_gate.sigmoid(), "input": input_gate.sigmoid(), "output": output_gate.sigmoid()}
@@ -114,7 +113,7 @@ class LSTMCell(Cell, nn.LSTM):
 
 
 class GRUCell(Cell, nn.GRU):
-    """Gated recurrent unit (Cho et al., 2014), the reset gate after the product. As a whole it is `torch.nn.GRU`."""
+    """Gated recurrent unit (Cho et al., 2014), with the reset gate after the product."""
 
     fused_step = staticmethod(torch.gru_cell)
 
@@ -125,7 +124,7 @@ class GRUCell(Cell, nn.GRU):
         return (gates["update"] * hidden + (1 - gates["update"]) * gates["candidate"],)
 
     def gates(self, read: torch.Tensor, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return reset (0 forgets h), update (1 keeps h) and candidate, each `(…, hidden_size)`, of W x + b and h."""
+        """Return reset (0 forgets h), update (1 keeps h) and candidate, each `(…, hidden_size)`."""
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         of_input, of_state = (part.to(hidden.dtype).chunk(3, dim=-1) for part in (read, kept))
         reset_gate = torch.sigmoid(of_input[0] + of_state[0])
@@ -149,8 +148,8 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
     """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`.
 
-    Under autocast the equations' products are in bfloat16, and the state stays in float32. To leave out padding, fused
-    cells read the tokens, which what is traced must not.
+    Under autocast products are in bfloat16, and states stay in float32. Traced code must not depend on padding, which
+    fused cells leave out.
     """
     if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
         return False
@@ -161,7 +160,7 @@ def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor |
 def run_fused(
     cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
 ) -> tuple[torch.Tensor, State]:
-    """Run a cell over padded sequences by torch's loop; arguments and result are those of `Cell.forward`."""
+    """Run torch's loop over padded sequences, with the arguments of `Cell.forward`."""
     dtype = cell.weight_ih_l0.dtype
     inputs = inputs.to(dtype)
     state = no_state(cell, inputs) if state is None else tuple(part.to(dtype) for part in state)
@@ -171,11 +170,11 @@ def run_fused(
         outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
         return outputs.flip(1) if is_reversed else outputs, as_state(last)
     length, position = inputs.shape[1], torch.arange(inputs.shape[1], device=tokens.device)
-    # The positions in the order in which they are read, padding last.
+    # Positions in reading order, padding last.
     order = torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
     lengths = tokens.sum(1).cpu()
     laid_out = inputs.take_along_dim(order[..., None], 1)
-    # A row of padding alone cannot be packed: it is read as one token, whose effect is undone below.
+    # A row of padding alone is read as one token, whose effect is undone below.
     packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
     outputs, last = cell.whole(packed, given)
     outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=length)
@@ -186,20 +185,20 @@ def run_fused(
 
 
 def no_state(cell: Cell, inputs: torch.Tensor) -> State:
-    """Return the state before the first token of `(batch, …)` inputs: zeros, in the dtype of the weights."""
+    """Return the state before the first token of `(batch, …)` inputs: zeros in the weights' dtype."""
     zeros = torch.zeros(inputs.shape[0], cell.hidden_size, dtype=cell.weight_ih_l0.dtype, device=inputs.device)
     return (zeros, zeros) if isinstance(cell, LSTMCell) else (zeros,)
 
 
 def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
-    """Return what torch gives as the last state, `(1, batch, hidden)`, as we do."""
+    """Return torch's last state, `(1, batch, hidden)`, as a `State`."""
     return tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
 
 
 def run_by_steps(
     cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
 ) -> tuple[torch.Tensor, State]:
-    """Do as `run_fused` does, position after position, by the equations as they are written."""
+    """Do as `run_fused`, position by position, by the equations."""
     state = no_state(cell, inputs) if state is None else state
     read, outputs, positions = cell.read(inputs), [], range(inputs.shape[1])
     for position in reversed(positions) if is_reversed else positions:
@@ -210,12 +209,12 @@ def run_by_steps(
 
 
 def keep_at_padding(is_token: torch.Tensor, new: State, old: State) -> State:
-    """Return the new state of the `(batch,)` rows that read a token, and the old one of those that read padding."""
+    """Return the new state of the `(batch,)` rows that read a token, and the old state of the others."""
     return tuple(torch.where(is_token[:, None], after, before) for after, before in zip(new, old, strict=True))
 
 
 def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a `(batch, length)` mask as true and false, or `None` where nothing is padding."""
+    """Return a `(batch, length)` mask of bools, or `None` without padding."""
     if mask is None:
         return None
     tokens = mask != 0
@@ -226,35 +225,35 @@ def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 class RecurrentMemory(CacheLayerMixin):
-    """The decoder's state, what it attended to, and the projected source, as the one layer of a `RecurrentCache`."""
+    """The one layer of a `RecurrentCache`."""
 
     states: list[State]  # of each layer, from the lowest; empty before the first token
-    fed: torch.Tensor | None  # read beside the next token: what attention found, or the encoder's last state
-    keys: torch.Tensor | None  # the source as the attention projects it, (B, S, hidden_size)
+    fed: torch.Tensor | None  # read with the next token: what attention found, or the encoder's last state
+    keys: torch.Tensor | None  # the projected source, (B, S, hidden_size)
 
     def __init__(self) -> None:
         super().__init__()
         self.reset()
 
     def keep(self, states: list[State], fed: torch.Tensor | None, length: int) -> None:
-        """Take over the states behind `length` more tokens."""
+        """Keep the states after `length` more tokens."""
         self.states, self.fed = states, fed
         self._length += length
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens that were read."""
+        """Return the number of tokens read."""
         return self._length
 
     def get_max_length(self) -> int:
-        """Return -1: any number of tokens may be read."""
+        """Return -1: there is no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of tokens that a mask covers, and where it begins."""
+        """Return the number of tokens that a mask covers, and its beginning."""
         return self._length + query_length, 0
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Refuse keys and values of attention, by a `ValueError`."""
+        """Raise a `ValueError`: there are no keys and values."""
         raise ValueError("A recurrent cache must be given states by its model, but is given keys and values instead.")
 
     lazy_initialization = update
@@ -264,7 +263,7 @@ class RecurrentMemory(CacheLayerMixin):
         self.fed, self.keys = (None if rows is None else change(rows) for rows in (self.fed, self.keys))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let each row go on from another one."""
+        """Let each row continue from another one."""
         self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     batch_select_indices = reorder_cache
@@ -274,7 +273,7 @@ class RecurrentMemory(CacheLayerMixin):
         self._change(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to go back to an earlier token, by a `ValueError`."""
+        """Raise a `ValueError`: earlier states are not kept."""
         raise ValueError("A recurrent state cannot be cropped: the states before the last token are not kept.")
 
     def reset(self) -> None:
@@ -283,7 +282,7 @@ class RecurrentMemory(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """What `generate()` keeps between steps, of one size for any number of tokens; it cannot go back to earlier."""
+    """What `generate()` keeps between steps, of one size for any number of tokens."""
 
     layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 
@@ -296,5 +295,5 @@ class RecurrentCache(Cache):
 
     @property
     def self_attention_cache(self) -> "RecurrentCache":
-        """The part that differs between hypotheses of one sentence: all of it."""
+        """The part that hypotheses of a sentence do not share: all of it."""
         return self

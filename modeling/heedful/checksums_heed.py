@@ -1,8 +1,7 @@
-"""The SHA-256 of a saved model's weights and tokenizers, beside them, which reveal a changed bit or another's file.
+"""The SHA-256 of a saved model's weights and tokenizers, which reveal a changed or foreign file.
 
-Each part is written by what saves it, so that a model which is saved again, or gets another tokenizer, fits its file.
-The config of a Heed model has those of its weights too: who copies both, as transformers' Trainer does to push a
-checkpoint, may leave the checksums of an earlier model beside them.
+What saves a part writes its checksums. A Heed model's config has those of its weights too: if you copy both, as
+transformers' Trainer does to push a checkpoint, the target folder may hold the checksums of an earlier model.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ CHECKSUMS_FILE = "heed_checksums.json"
 CONFIG_KEY = "_weights_checksums"
 TARGET_FOLDER = "target_tokenizer"
 Part = Literal["weights", "tokenizer"]
-# Of the tokenizer only what decides about ids: its settings change with every library that saves them.
+# Of the tokenizer only what decides ids: its settings change with every library that saves them.
 FILES: dict[Part, tuple[str, ...]] = {
     "weights": ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*", "model.bin"),
     "tokenizer": ("tokenizer.json", "*.model", "*.spm", "vocab.*", "merges.txt", "added_tokens.json"),
@@ -23,7 +22,7 @@ FILES: dict[Part, tuple[str, ...]] = {
 
 
 def write_checksums(folder: str | Path, part: Part) -> None:
-    """Write the checksums of a part that a folder holds, and leave those of the others."""
+    """Write the checksums of a part of a folder, and keep those of the other."""
     folder = Path(folder)
     try:
         known = _known(folder)
@@ -37,7 +36,7 @@ def write_checksums(folder: str | Path, part: Part) -> None:
 
 
 def changed_files(folder: str | Path, part: Part) -> list[str] | None:
-    """Return which files of a part are not as they were saved, are missing or new; None where none is known."""
+    """Return the files of a part that are changed, missing or new, or `None` without checksums."""
     folder = Path(folder)
     known = _known(folder).get(part)
     if known is None:
@@ -49,14 +48,14 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
 
 
 def check_no_target(folder: str | Path, is_there: bool = False) -> None:
-    """Raise a `ValueError` for the target's tokenizer of an earlier pair, which would decode what another encodes."""
+    """Raise a `ValueError` for the target's tokenizer of an earlier pair, which would decode another's ids."""
     if is_there or has_tokenizer(Path(folder) / TARGET_FOLDER):
         must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
         raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
 
 
 def settle_target(folder: str | Path, is_joint: bool) -> None:
-    """Name the target's tokenizer in the settings of the source's, both saved; of one for both, remove an earlier."""
+    """Name the saved target's tokenizer in the source's settings, or for a joint one remove an earlier pair's."""
     folder = Path(folder)
     settings, target = folder / "tokenizer_config.json", folder / TARGET_FOLDER
     if not is_joint:
@@ -67,7 +66,7 @@ def settle_target(folder: str | Path, is_joint: bool) -> None:
 
 
 def load_tokenizer(loader: Any, name: str | Path, way: str, **options: Any) -> Any:
-    """Load a tokenizer; if it needs code that is not trusted, the `ValueError` names the way to load it with that."""
+    """Load a tokenizer; if it needs code that is not trusted, the `ValueError` names the way to load it."""
     try:
         return loader.from_pretrained(name, **options)
     except ValueError as error:
@@ -78,12 +77,12 @@ def load_tokenizer(loader: Any, name: str | Path, way: str, **options: Any) -> A
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """Return whether a folder holds the files of a tokenizer, of whatever class."""
+    """Return whether a folder holds files of a tokenizer."""
     return (Path(folder) / "tokenizer_config.json").is_file() or bool(_files(Path(folder), "tokenizer"))
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -112,7 +111,7 @@ def _known(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a file of JSON, empty where there is none."""
+    """Read an object of JSON, empty if there is no file."""
     if not path.is_file():
         return {}
     try:

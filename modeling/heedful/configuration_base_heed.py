@@ -1,4 +1,4 @@
-"""What the configurations of Heed's Transformer and recurrent models share: vocabularies, special ids, spelling."""
+"""What the configurations of both families share: vocabularies, special ids, spelling."""
 
 import copy
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from .checksums_heed import CONFIG_KEY
 logger = logging.get_logger(__name__)
 
 HEED_TYPES = ("heed", "heed_rnn")  # both families, whose tokenizers fit their vocabularies exactly
-# Models of others whose positions are extended as needed, whatever `max_position_embeddings` says.
+# Others' models of any length, whatever `max_position_embeddings` says.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
-CHANGED_CODE = "changed_code"  # names a class or method of a saved model that is a user's, and not in the folder
-# Keys that transformers and its neighbours write into a config.json beside the fields.
+CHANGED_CODE = "changed_code"  # names a user's class or method of a saved model, which is not in the folder
+# Keys that transformers and other libraries write into a config.json.
 EXTRA_KEYS = (
     "attn_implementation",
     "auto_map",
@@ -30,7 +30,7 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Others' names of fields, by what they mean and not by their letters; "" is none.
+# Others' names and the fields that are meant, whose letters differ; "" is none.
 MEANT_KEYS = {
     "feed_forward_proj": "activation_function",
     "num_labels": "",
@@ -39,7 +39,7 @@ MEANT_KEYS = {
     "static_position_embeddings": "position_encoding",
     "tie_encoder_decoder": "",
 }
-# The names that T5, BERT, Llama and others have, and the fields of the same meaning: of both stacks if they have one.
+# Names of T5, BERT, Llama and others, and the fields of the same meaning.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     others: tuple(fields.split())
     for names, fields in {
@@ -63,29 +63,31 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
 FORMAT_VERSION = 1
-IGNORED_LABEL = -100  # of positions where nothing is to be predicted, as everywhere in transformers
+IGNORED_LABEL = -100  # where nothing is to be predicted, as in transformers
 
+# From `get_text_config()`, `generate()` must read the target's vocabulary; peft reads the source's, and the Trainer
+# writes to what it returns.
 _is_generating = ContextVar("_is_generating", default=False)
 
 
 class OfferedPipelines(dict[str, dict[str, Any]]):
-    """The tasks that a folder brings code for, as keys; `in` asks for less: whether a task needs that code.
+    """The tasks that a folder has code for, as keys; `in` asks whether a task needs that code.
 
-    `pipeline()` takes a task that is left out from the keys, and demands trust in the code of one that is `in`.
+    `pipeline()` reads the default task from the keys, and demands trust in the code of a task that is `in`.
     """
 
     def __contains__(self, task: object) -> bool:
         """Return whether the folder has code for a task, and the installed Heedful has none."""
         if not super().__contains__(task):
             return False
-        from transformers.pipelines import PIPELINE_REGISTRY  # whose import takes its time
+        from transformers.pipelines import PIPELINE_REGISTRY  # slow to import
 
         return task not in PIPELINE_REGISTRY.supported_tasks
 
 
 @strict
 class HeedBaseConfig(PreTrainedConfig):
-    """The fields of both families, which `HeedConfig` documents, and the checks on them."""
+    """The fields of both families, documented by `HeedConfig`, and their checks."""
 
     keys_to_ignore_at_inference = ["cache", "past_key_values"]
 
@@ -106,7 +108,6 @@ class HeedBaseConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Check the fields against each other, then let the base class take the remaining keys."""
         if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
             cure = "install that one, or, without Heedful, load the model's code with `trust_remote_code=True`"
             found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
@@ -122,7 +123,7 @@ class HeedBaseConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _take_synonyms(self, kwargs: dict[str, Any]) -> None:
-        """Set the fields given by others' names, before they are checked; a stack's own name wins over one of both."""
+        """Set the fields given by others' names; a name of one stack's field wins over a name of both."""
         fields, taken = type(self).__dataclass_fields__, set[str]()
         for synonym in sorted(kwargs, key=lambda name: -len(self._fields_of(name))):
             names = self._fields_of(synonym)
@@ -138,7 +139,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @classmethod
     def _fields_of(cls, name: str) -> tuple[str, ...]:
-        """Return the fields that another name sets; none if it is a field's own name, or no name of any."""
+        """Return the fields that a name sets, if it is not a field's own."""
         known = cls.__dataclass_fields__
         names = () if name in known else SYNONYMS.get(name, (cls.attribute_map.get(name, ""),))
         return tuple(each for each in names if each in known)
@@ -160,7 +161,7 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of one side, as transformers does; of neither, `generate()` takes the target's size."""
+        """Return the config of a side, as transformers does; of neither, within `generate()`, the target's size."""
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
             config.vocab_size = self.target_vocab_size
@@ -174,7 +175,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @property
     def has_one_vocabulary(self) -> bool:
-        """Whether source and target have the same tokens, be it in one embedding matrix or in two."""
+        """Whether source and target have the same tokens, in one embedding matrix or two."""
         return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
 
     @property
@@ -184,20 +185,19 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @property
     def shares_target_and_output_embeddings(self) -> bool:
-        """Whether the decoder's embedding matrix is the pre-softmax matrix too."""
+        """Whether the decoder's embedding matrix is also the pre-softmax matrix."""
         return self.tie_word_embeddings and self.tie_output_embeddings
 
     def validate_architecture(self) -> None:
-        """Raise a `ValueError` that names the field if the model cannot be built; run when made and when saved."""
+        """Raise a `ValueError` that names the field if the model cannot be built."""
         self._check_own_fields()
         self._check_embeddings()
 
     def _check_own_fields(self) -> None:
-        """Check the fields that do not depend on others; each family adds its own."""
         self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
 
     def _require(self, is_met: Any, name: str, rule: str, found: str | None = None) -> None:
-        """Raise a `ValueError` if the rule of a field is not met; `found` says more of it than its value."""
+        """Raise a `ValueError` if a field breaks its rule; `found` replaces its value in the message."""
         if not is_met:
             raise ValueError(f"`{name}` must be {rule}, but {found or f'is {getattr(self, name)}'} instead.")
 
@@ -211,7 +211,7 @@ class HeedBaseConfig(PreTrainedConfig):
             self._require(0 <= getattr(self, name) < 1, name, "at least 0 and below 1")
 
     def _check_embeddings(self) -> None:
-        """Check vocabularies, special ids and what is shared against each other."""
+        """Check vocabularies, special ids and sharing."""
         self._require(
             not self.shares_source_and_target_embeddings or self.decoder_vocab_size == self.vocab_size,
             "share_encoder_decoder_embeddings",
@@ -227,12 +227,11 @@ class HeedBaseConfig(PreTrainedConfig):
                 self._require(is_met, name, f"at least 0 and below {limit}", f"is {token_id}")
 
     def _check_spelling(self, keys: dict[str, Any]) -> None:
-        """Raise on a key that looks like a misspelt field: the base class would keep it and nothing would read it."""
+        """Raise a `ValueError` for a key like a misspelt field, which the base class would keep unread."""
         from transformers import GenerationConfig
 
         family = type(self).__name__
         names = [*type(self).__dataclass_fields__, *filter(self._fields_of, SYNONYMS)]
-        # Keys of other libraries (quantisation, pipelines) and generation defaults may be in a config.json.
         known = {*GenerationConfig().to_dict(), *EXTRA_KEYS}
         unknown = (key for key in keys if key not in known and not self._fields_of(key))
         for key in (key for key in unknown if not key.startswith("_")):
@@ -244,13 +243,13 @@ class HeedBaseConfig(PreTrainedConfig):
 
 
 def special_token(model: Any, *names: str) -> Any:
-    """Return the first special id (a list for some models' end) that generation config or config has, else `None`."""
+    """Return the first of these special ids (perhaps a list) in the generation config or config, else `None`."""
     found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
     return next((value for value in found if value is not None), None)
 
 
 def position_limit(config: Any) -> int | None:
-    """Return how many positions the sequences of any encoder-decoder may have; `None` is any number."""
+    """Return the longest sequence of any encoder-decoder, or `None` for no limit."""
     is_extended = config.model_type == "heed" and config.position_encoding != "learned"
     is_extended = is_extended or config.model_type in MODELS_OF_ANY_LENGTH
     return None if is_extended else getattr(config, "max_position_embeddings", None)

@@ -25,27 +25,24 @@ class HeedConfig(HeedBaseConfig):
     `HeedConfig()` is the paper's base model (Vaswani et al., 2017, Table 3). Every argument is keyword-only.
 
     Args:
-        vocab_size (`int`): Number of source tokens, and of target tokens unless `decoder_vocab_size` is given.
-            The paper shares one byte-pair vocabulary of about 37,000 tokens (section 5.1).
-        decoder_vocab_size (`int`, *optional*): Number of target tokens where source and target have separate
-            vocabularies; `None` becomes `vocab_size`. Assigning `vocab_size` sets both where both are equal and
-            `share_encoder_decoder_embeddings` is True.
+        vocab_size (`int`): Number of source tokens. The paper shares one byte-pair vocabulary of about 37,000 tokens
+            (section 5.1).
+        decoder_vocab_size (`int`, *optional*): Number of target tokens; `None` becomes `vocab_size`. Assigning
+            `vocab_size` sets both where both are equal and `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
-            translates about as well and generates faster.
+            translates about as well, and faster.
         share_layers (`bool`): The N layers of a stack are one that is applied N times (Dehghani et al., 2019,
             "Universal Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
         encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads, each
-            for a group of query heads, which makes the cache of generation smaller; `None` gives each its own.
-        d_k, d_v (`int`, *optional*): Width of a query and key, and of a value, of one head; `None` is
-            d_model / h. They are free of each other: Table 3, row B, changes d_k alone.
+            for a group of query heads, for a smaller cache; `None` gives each its own.
+        d_k, d_v (`int`, *optional*): Width of queries and keys, and of values, of one head; `None` is d_model / h.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
-        activation_function (`str`): Name of a `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with
-            `gelu_new`, as in T5 v1.1), `reglu`, whose gate multiplies the inner layer (Shazeer, 2020) and adds a third
-            matrix.
-        attention_bias, feed_forward_bias (`bool`): Whether projections add a bias. The paper's projections are
-            plain matrices (section 3.2.2), its feed-forward networks have biases (equation 2).
+        activation_function (`str`): A `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with `gelu_new`,
+            as in T5 v1.1), `reglu`, whose gate, a third matrix, multiplies the inner layer (Shazeer, 2020).
+        attention_bias, feed_forward_bias (`bool`): Whether projections of attention (in the paper not, section
+            3.2.2) and feed-forward networks (equation 2) have biases.
         attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive`
             (Bahdanau et al., 2015; compared in section 3.2.1), which runs under the `eager` kernel only.
         encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
@@ -53,16 +50,15 @@ class HeedConfig(HeedBaseConfig):
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
             `max_position_embeddings`), or `none`. Relative positions, to any length, are `rotary` (Su et al., 2021),
             `shaw` (Shaw et al., 2018; under the `eager` kernel only) and `t5` (Raffel et al., 2020).
-        relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` farther tokens count as so far away;
+        relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` the largest distance told apart;
             `None` is 16 and 128, as in the papers.
-        relative_bias_in_each_layer (`bool`): With `t5` each layer has a bias of its own, as in umT5 (Chung et al.,
-            2023), where T5's layers share that of their stack.
+        relative_bias_in_each_layer (`bool`): With `t5` each layer has its own bias, as in umT5 (Chung et al., 2023);
+            T5's layers share one.
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
             `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
-        position_offset (`int`): Number that sinusoids give the first token. The paper counts from 0, M2M100 from
-            `pad_token_id` + 1, which is 2.
+        position_offset (`int`): The first token's position for sinusoids: 0 in the paper, 2 in M2M100.
         max_position_embeddings (`int`): Longest sequence of `learned` positions, and the default length limit
-            of `generate()`; the other positions extend to any length, but for those of CTranslate2's tables.
+            of `generate()`; other positions extend to any length, except in CTranslate2's tables.
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
         norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
             x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
@@ -70,29 +66,28 @@ class HeedConfig(HeedBaseConfig):
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
-            Transformer with Depth-Scaled Initialization and Merged Attention"; `transformer-depth-scaling` in
-            Marian). Post-norm stacks of 12 layers learn slowly or not at all without it.
+            Transformer with Depth-Scaled Initialization and Merged Attention"). Post-norm stacks of 12 layers learn
+            slowly or not at all without it.
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
         attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
-            network; the paper has none there.
-        source_word_dropout, target_word_dropout (`float`): Share of the tokens whose whole embedding is dropped while
-            training, see `HeedBaseModel.drop_words`.
-        label_smoothing (`float`): ε_ls of the training loss (section 5.4). In evaluation mode the loss is the
-            plain cross-entropy, so that its exponential is the perplexity.
+            network; not in the paper.
+        source_word_dropout, target_word_dropout (`float`): Share of tokens whose embedding is dropped while training,
+            see `HeedBaseModel.drop_words`.
+        label_smoothing (`float`): ε_ls of the training loss (section 5.4); in evaluation mode the loss is the plain
+            cross-entropy.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
             `True` shares them as the next two say; both `True` is the paper's single matrix (section 3.4).
         share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary, and unless
-            `tie_word_embeddings` is False their embeddings are one matrix.
+            `tie_word_embeddings` is False one embedding matrix.
         tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
-        output_bias (`bool`): Adds a bias to the pre-softmax matrix, as Marian has it; the paper has none.
+        output_bias (`bool`): Adds a bias to the pre-softmax matrix, as in Marian, but not in the paper.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
-        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids. The decoder's
-            first input is `decoder_start_token_id`.
+        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids; the last is the
+            decoder's first input.
         format_version (`int`): Raised by releases whose models an older Heedful would read wrongly.
 
     Raises:
-        ValueError: If sizes do not divide, a value is out of range, options exclude each other, or a key looks
-            like a misspelt field; the message names the field.
+        ValueError: If a field is out of range, does not fit another, or looks misspelt; the message names it.
     """
 
     model_type = "heed"
@@ -152,7 +147,6 @@ class HeedConfig(HeedBaseConfig):
         self._check_heads("decoder")
 
     def _check_sizes(self) -> None:
-        """Check each number against its range."""
         sizes = ("vocab_size", "decoder_vocab_size", "d_model", "d_k", "d_v", "max_position_embeddings")
         in_stack = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
         self._check_at_least_one(*sizes, *(f"{stack}_{size}" for stack in ("encoder", "decoder") for size in in_stack))
@@ -170,7 +164,6 @@ class HeedConfig(HeedBaseConfig):
             self._require(False, "activation_function", rule, f"is {self.activation_function!r}{hint}")
 
     def _check_positions(self) -> None:
-        """Check what belongs to the kinds of positions."""
         encoding, offset = self.position_encoding, self.position_offset
         if encoding == "sinusoidal":
             self._require(self.d_model % 2 == 0, "d_model", "even for sinusoidal positions")
@@ -178,7 +171,7 @@ class HeedConfig(HeedBaseConfig):
             self._require(is_wide, "d_model", "at least 4 for `tensor2tensor` sines")
         rule, found = "at least 0, and 0 unless `position_encoding` is sinusoidal", f"is {offset} with {encoding}"
         self._require(offset == 0 or (offset > 0 and encoding == "sinusoidal"), "position_offset", rule, found)
-        # In T5's decoder 16 buckets have one distance each; the others need at least one more.
+        # In T5's decoder 16 buckets have one distance each; the others need one more at least.
         farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(encoding)
         rule, found = "None, or at least 1 with shaw and 17 with t5 positions", f"is {farthest} with {encoding}"
         is_met = farthest is None or (least is not None and farthest >= least)
@@ -190,7 +183,7 @@ class HeedConfig(HeedBaseConfig):
         self._require(is_met, "attention_scoring", "scaled_dot or dot with shaw")
 
     def _check_heads(self, stack: str) -> None:
-        """Check that the heads of one stack divide what they have to divide."""
+        """Check that the sizes of one stack can be divided by its heads."""
         heads = getattr(self, f"{stack}_attention_heads")
         key_value_heads = getattr(self, f"{stack}_key_value_heads") or heads
         for name in ("d_k", "d_v"):

@@ -17,41 +17,38 @@ class HeedRNNConfig(HeedBaseConfig):
     Args:
         vocab_size, decoder_vocab_size, tie_word_embeddings, share_encoder_decoder_embeddings, tie_output_embeddings,
             source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
-            decoder_start_token_id, format_version: As `HeedConfig` has them.
+            decoder_start_token_id, format_version: As in `HeedConfig`.
         embedding_size (`int`): Width of the embeddings, and of what the pre-softmax matrix reads.
-        hidden_size (`int`): Width of the decoder's state and of the encoder's output. A bidirectional encoder gives
-            each direction half of it.
-        encoder_layers, decoder_layers (`int`): Number of recurrent layers on top of each other.
+        hidden_size (`int`): Width of the decoder's state and of the encoder's output, of which each direction of a
+            bidirectional encoder has half.
+        encoder_layers, decoder_layers (`int`): Number of recurrent layers.
         cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
             et al., 2000) or `gru` (Cho et al., 2014).
-        activation_function (`str`): Of the cell `rnn`: `tanh`, `relu`, `sigmoid` or `linear`. Torch has no fused cells
-            of the last two, so that the equations run. The gates of `lstm` and `gru` go with `tanh` alone.
-        bidirectional (`bool`): Whether each layer of the encoder reads the source in both directions (Schuster and
-            Paliwal, 1997).
+        activation_function (`str`): Of the cell `rnn`: `tanh`, `relu`, `sigmoid` or `linear`; torch has no fused cells
+            with the last two. `lstm` and `gru` need `tanh`.
+        bidirectional (`bool`): Whether encoder layers read in both directions (Schuster and Paliwal, 1997).
         attention (`str`): How the decoder's state q scores the encoder's state k: `dot` qᵀk, `scaled_dot`
             qᵀk/√hidden_size, `general` qᵀWk (Luong et al., 2015), `additive` vᵀtanh(Wq + Uk) (Bahdanau et al., 2015);
-            or `none`: the last state is all that the decoder gets of the source (Sutskever et al., 2014).
-        input_feeding (`bool`): Whether the decoder reads, beside each token, what it attended to before (Luong et al.,
-            2015, section 3.3), for which training goes step by step; without attention, the encoder's last state (Cho
-            et al., 2014).
-        num_attention_heads (`int`): 1, which prompts of peft ask for (and a `token_dim`, which is `embedding_size`).
+            or `none`: the decoder reads the encoder's last state alone (Sutskever et al., 2014).
+        input_feeding (`bool`): Whether the decoder reads with each token what it attended to before (Luong et al.,
+            2015, section 3.3; training goes step by step), or without attention the encoder's last state (Cho et al.,
+            2014).
+        num_attention_heads (`int`): 1, which prompts of peft read; their `token_dim` is `embedding_size`.
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
             `copy`, or `none`, where the decoder begins with zeros.
         reverse_source (`bool`): Whether the source is read from its end (Sutskever et al., 2014, section 3.3).
-        use_fused_cells (`bool`): Whether torch's fused cells run, or the equations as they are written: slower, but
-            differentiable twice.
+        use_fused_cells (`bool`): Whether torch's fused cells run, or the equations: slower, but differentiable twice.
         dropout (`float`): Dropout on embeddings, between layers and on what the pre-softmax matrix reads.
-        label_smoothing (`float`): ε_ls of the training loss. In evaluation mode the loss is the plain cross-entropy.
-        use_cache (`bool`): Whether `generate()` goes on from the last state instead of from the beginning.
+        label_smoothing (`float`): ε_ls of the training loss; in evaluation mode it is the plain cross-entropy.
+        use_cache (`bool`): Whether `generate()` continues from the last state instead of from the beginning.
 
     Raises:
-        ValueError: If a value is out of range, options exclude each other, or a key looks like a misspelt field; the
-            message names the field.
+        ValueError: If a field is out of range, does not fit another, or looks misspelt; the message names it.
     """
 
     model_type = "heed_rnn"
     attribute_map = {"d_model": "hidden_size", "num_hidden_layers": "encoder_layers"}
-    # Not `layers.*`, of which only the encoder's run once: input feeding would gather the decoder's at every token.
+    # Not `layers.*`: with input feeding the decoder's would be gathered at every token.
     base_model_fsdp_plan = {"embed_tokens": "free_full_weight"}
 
     embedding_size: int = 512

@@ -1,18 +1,12 @@
-"""What makes training and generating faster on the CPU, and changes no result: nothing here is in the paper.
+"""Fast paths on the CPU, with the same results: nothing here is in the paper.
 
-Each fast path steps aside where something else must happen: for hooks, tracing, transforms of functions, adapters,
-quantizers, shards, patches, and for states that may be observed. `is_eager` checks a call, `is_unmodified` a layer,
-`runs_known_code` a model. They are entered by
+They are `project` and `project_together` (products by oneDNN, joined), `HeedDropout` (16 random bits a feature),
+`normalise` (norms that keep less for the gradient) and `only_tokens_are_returned` (inference mode). Each steps aside
+for hooks, tracing, transforms of functions, adapters, quantizers, shards, patches, and states that may be observed:
+`is_eager` checks a call, `is_unmodified` a layer, `runs_known_code` a model.
 
-- `project` and `project_together`: matrix products by oneDNN, and several of the same states as one,
-- `HeedDropout`: masks of 16 random bits a feature,
-- `normalise`: norms that keep less for their gradient (`LeanLayerNorm`),
-- `only_tokens_are_returned`: `generate()` in inference mode.
-
-They cost this file and `test_fast_paths.py`, and stay because without them a training step takes
-1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core with AVX-512, float32).
-`packed_rows_heed.py` has the layouts without padding, `loss_heed.py` the loss that holds no more than a part of the
-logits.
+Without them a training step takes 1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core
+with AVX-512, float32). Others are layouts without padding (`packed_rows_heed.py`) and the loss (`loss_heed.py`).
 
 Letters in shape comments: D = d_model.
 """
@@ -38,17 +32,17 @@ from .processor_heed import multiplies_by_onednn
 
 
 def is_traced() -> bool:
-    """Return whether calls become a program for other values: by `torch.export` or `torch.jit.trace`, also to ONNX."""
+    """Return whether `torch.export` or `torch.jit.trace` (also to ONNX) records calls for other values."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def is_transformed() -> bool:
-    """Return whether calls become those of another function, by `torch.func` or forward-mode differentiation."""
+    """Return whether `torch.func` or forward-mode differentiation transforms calls."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_eager() -> bool:
-    """Return whether torch does what is called and nothing else: nothing traces, transforms or observes it."""
+    """Return whether nothing compiles, traces, transforms or observes calls."""
     return not (
         torch.compiler.is_compiling()
         or is_traced()
@@ -59,36 +53,35 @@ def is_eager() -> bool:
     )
 
 
-# The files whose modules keep no tensor of a call, and those of the functions within: ours, be it from the Hub,
-# torch's and transformers'.
+# Files of modules and functions that keep no tensor of a call: ours (also from the Hub), torch's, transformers'.
 OURS = rf"{re.escape(__name__.rpartition('.')[0])}\.\w+_heed"
 FILES_OF_MODULES = re.compile(rf"{OURS}|torch\.nn\.modules\.|transformers\.activations$")
 FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.|accelerate\.")
 
 
 def is_known(function: Any) -> bool:
-    """Return whether a function and all that it wraps is Heedful's, torch's or transformers', and no user's."""
+    """Return whether a function and all that it wraps is no user's, but Heedful's, torch's or transformers'."""
     while isinstance(function := getattr(function, "__func__", function), FunctionType):
-        place = function.__globals__.get("__name__", "")  # the function's other names are copied by a patch
+        place = function.__globals__.get("__name__", "")  # a patch copies the function's other names
         if not FILES_OF_FUNCTIONS.match(place):
             return False
         function = getattr(function, "__wrapped__", None)
     return function is None or isinstance(function, BuiltinFunctionType)
 
 
-# The function of torch that a layer's `forward` calls, and both as they were.
+# The function that a layer's `forward` calls, and both as they were at import.
 FUNCTIONS: dict[Any, str] = {nn.Linear: "linear", nn.LayerNorm: "layer_norm", nn.Dropout: "dropout"}
 AS_FOUND = ((kind, (kind.forward, getattr(F, name))) for kind, name in FUNCTIONS.items())
 ORIGINALS = {kind: called for kind, called in AS_FOUND if all(map(is_known, called))}
 
 
 def is_original(kind: type[nn.Module]) -> bool:
-    """Return whether the functions that run in a layer are torch's, and not replaced by others."""
+    """Return whether a layer's functions are torch's, not replaced by others."""
     return (kind.forward, getattr(F, FUNCTIONS[kind])) == ORIGINALS.get(kind)
 
 
 def is_unmodified(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
-    """Return whether a layer is of exactly that class: no adapter, quantizer or shard, and without hooks."""
+    """Return whether a layer is exactly of that class, with no adapter, quantizer, shard or hook."""
     is_of_torch = type(layer) is kind and type(layer.weight) is nn.Parameter and is_original(kind)
     return is_of_torch and not is_hooked(layer)
 
@@ -99,7 +92,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return what is called with a module, but for transformers' recording; accelerate sets a `forward` on it."""
+    """Return a module's forward hooks but transformers' recording, and a `forward` set on it, as by accelerate."""
     if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
         return []
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
@@ -111,19 +104,19 @@ def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def runs_known_functions(model: Any) -> bool:
-    """Return whether a model's attention function is no user's, and no function of torch was replaced in layers."""
+    """Return whether neither a model's attention function nor torch's linear function is a user's."""
     return is_original(nn.Linear) and is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation))
 
 
 def runs_known_code(model: Any) -> bool:
-    """Return whether no module, hook, method or function of a user runs within a model, and might keep a tensor."""
+    """Return whether no code of a user's, which might keep a tensor, runs within a model."""
     modules = list(model.modules())
     is_known_globally = runs_known_functions(model) and not _has_any_global_hook()
     return is_known_globally and foreign_code(modules) is None and not any(map(foreign_hooks, modules))
 
 
 def foreign_code(modules: Iterable[nn.Module]) -> str | None:
-    """Return the name of a class or a method of modules that is a user's, but for hooks; `None` if none is."""
+    """Return the name of a user's class or method among modules, or `None`; hooks are not looked at."""
     kinds: dict[Any, None] = {}
     for module in modules:
         kinds[kind := type(module)] = None
@@ -140,20 +133,20 @@ def foreign_code(modules: Iterable[nn.Module]) -> str | None:
 
 
 def method_of_one(module: nn.Module) -> str | None:
-    """Return the name of a method that one module has in place of its class's; `forward` counts as a hook."""
+    """Return the name of a user's method set on a module itself, or `None`; `forward` counts as a hook."""
     own = {name: value for name, value in vars(module).items() if callable(value) and name != "forward"}
     found = (name for name in own if callable(getattr(type(module), name, None)))
     return next((name for name in found if not is_known(own[name])), None)
 
 
 def has_own(model: Any, *methods: str) -> bool:
-    """Return whether one of these methods or properties of a model is a user's."""
+    """Return whether one of these methods or properties is a user's."""
     found = [getattr(type(model), name, None) for name in methods]
     return any(name in vars(model) for name in methods) or not all(is_known(getattr(f, "fget", f)) for f in found)
 
 
 def is_ours(kind: type) -> bool:
-    """Return whether a class is one of Heed's models, layers or parts."""
+    """Return whether a class is Heed's."""
     return re.match(OURS, kind.__module__) is not None
 
 
@@ -164,7 +157,7 @@ def _our_classes(kind: type) -> list[type]:
 
 @functools.lru_cache(1024)
 def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
-    """Return the name of a class's method that is a user's; `values` are the class's present attributes."""
+    """Return the name of a class's method that is a user's; `values`, its present attributes, key the cache."""
     for name, value in vars(kind).items():
         method = getattr(value, "fget", None) or getattr(value, "__func__", value)
         if callable(method) and not isinstance(method, type) and not is_known(method):
@@ -173,7 +166,7 @@ def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
 
 
 def has_observers(model: Any, asked: Mapping[str, Any]) -> bool:
-    """Return whether states of a Transformer's layers may be observed: recorded, by hooks, or by code of a user's."""
+    """Return whether states of a Transformer's layers may be recorded, or read by hooks or a user's code."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
@@ -191,7 +184,7 @@ def has_observers(model: Any, asked: Mapping[str, Any]) -> bool:
 
 
 class OneDnnProduct(torch.autograd.Function):
-    """x Wᵀ + b in float32 by oneDNN, as accurate as `F.linear`; `processor_heed.py` knows where it is faster."""
+    """x Wᵀ + b in float32 by oneDNN, as accurate as `F.linear`; see `multiplies_by_onednn`."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -211,16 +204,16 @@ class OneDnnProduct(torch.autograd.Function):
         return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
-WORTH_ONEDNN = 2**20  # multiplications: before that many the other library is done, however many rows they are
+WORTH_ONEDNN = 2**20  # multiplications; with fewer the other library is faster
 
 
 def is_large(states: torch.Tensor, out_features: int) -> bool:
-    """Return whether a product of `(…, in_features)` states takes so long that oneDNN may be faster."""
+    """Return whether oneDNN may be faster for a product of `(…, in_features)` states."""
     return states.numel() * out_features >= WORTH_ONEDNN
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of `(…, in_features)`, by oneDNN where that is faster; for eager calls."""
+    """Return x Wᵀ + b of `(…, in_features)` in an eager call, by oneDNN where that is faster."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         multiplies_by_onednn()
@@ -237,12 +230,12 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    # Of rows: what oneDNN returns of other shapes is a view, which may not be changed in place behind a function.
+    # As rows: of other shapes oneDNN returns a view, and a function's view may not be changed in place.
     return OneDnnProduct.apply(states.reshape(-1, states.shape[-1]), weight, bias).view(*states.shape[:-1], -1)
 
 
 def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
-    """Apply a projection to `(…, in_features)` states, as a module if it is small or more than x Wᵀ + b."""
+    """Apply a projection to `(…, in_features)` states, as a module if it is small or modified."""
     is_sized = type(projection) is nn.Linear and not (torch.compiler.is_compiling() or is_traced())
     if is_sized and not is_large(states, projection.out_features):
         return projection(states)
@@ -252,8 +245,8 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
-    """Apply several projections to the same `(…, d_model)` states; while training on the CPU as one matrix product."""
-    # On a GPU autocast rounds each weight once an update, and what is joined once a micro-batch.
+    """Apply projections to the same `(…, D)` states; while training on the CPU as one product."""
+    # On a GPU autocast rounds each weight once an update, but joined ones once a micro-batch.
     is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and is_eager()
     if not is_joined or not all(is_unmodified(each) for each in projections):
         return tuple(project(states, projection) for projection in projections)
@@ -264,23 +257,22 @@ def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[tor
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype that matrix products with a tensor are computed in: its own, or autocast's."""
+    """Return the dtype of matrix products with a tensor: its own, or autocast's."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 # Dropout
 
-# The integers that are as wide as a floating-point number, by their number of bytes.
-INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
 class SharedBitsDropout(torch.autograd.Function):
-    """Keeps and scales some features and sets the others to zero; its gradient does the same."""
+    """Scales kept features and sets the others to zero; its gradient does the same."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
-        """Drop out features of a tensor of any shape where `kept`, of that shape, is 0 and not -1."""
+        """Drop features of states where `kept`, of their shape, is 0 and not -1."""
         ctx.save_for_backward(kept)
         ctx.scale = scale
         scaled = states * scale
@@ -298,10 +290,10 @@ class SharedBitsDropout(torch.autograd.Function):
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4), whose masks take 16 random bits a feature on the CPU: p is met to 1/65,536."""
+    """`nn.Dropout` (section 5.4) by 16 random bits a feature on the CPU, where p is exact to 1/65,536."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Drop out features of a tensor of any shape, while training."""
+        """Drop features of a tensor of any shape while training."""
         if not self.training or self.p == 0.0:
             return states
         is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and is_eager()
@@ -317,7 +309,7 @@ class HeedDropout(nn.Dropout):
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps for its gradient its output, as the next product does anyway, and not its input."""
+    """LayerNorm that keeps for its gradient its output, which the next product keeps too, instead of its input."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -329,7 +321,7 @@ class LeanLayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of states, weight and bias, with the input computed back from the output."""
+        """Return the gradients of states, weight and bias, from the input recomputed from the output."""
         output, reciprocal, weight, bias = ctx.saved_tensors
         normalised = (output - bias).div_(weight)
         zero, one = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
@@ -339,29 +331,27 @@ class LeanLayerNorm(torch.autograd.Function):
         return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
 
 
-LARGEST_BIAS = 16  # beside the weight that the output without it is divided by: it costs about four bits of float32
+LARGEST_BIAS = 16  # times the weight: to recompute the input costs about four bits of float32 then
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
-    """Return whether a norm is `nn.LayerNorm` in float32, with weights that the output can be divided by."""
+    """Return whether a norm is `nn.LayerNorm` in float32 whose input can be recomputed from its output."""
     return (
         not torch.compiler.is_compiling()
         and is_unmodified(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
-        and states.device.type == "cpu"  # elsewhere the question below would wait for the device
+        and states.device.type == "cpu"  # Python would wait for a GPU below
         and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")  # the next product would keep a copy in another dtype
+        and not torch.is_autocast_enabled("cpu")  # or the next product keeps a copy in another dtype
         and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())
     )
 
 
 def normalise(states: torch.Tensor, norm: Any, is_lean: bool = False) -> torch.Tensor:
-    """Apply a norm to `(…, D)` states; a lean one keeps less for a gradient that cannot be differentiated again.
-
-    States in float32 of T5 in float16 are divided before they are rounded, as in transformers.
-    """
+    """Apply a norm to `(…, D)` states; a lean one keeps less, but its gradient cannot be differentiated."""
     if is_lean and can_use_lean_norm(norm, states):
         return LeanLayerNorm.apply(states, norm.weight, norm.bias, norm.eps)
+    # A T5 in float16 divides states in float32 before it rounds them, as in transformers.
     if isinstance(norm, nn.RMSNorm) and norm.weight.dtype == torch.float16 and states.dtype == torch.float32:
         return F.rms_norm(states, norm.normalized_shape, eps=norm.eps).to(norm.weight.dtype) * norm.weight
     return norm(states)
@@ -370,15 +360,14 @@ def normalise(states: torch.Tensor, norm: Any, is_lean: bool = False) -> torch.T
 # Decoding
 
 READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))  # what `generate()` neither calls nor fills
-# Settings with which it returns or keeps more than tokens, or calls other code.
+# Settings by which it returns or keeps more than tokens, or calls other code.
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 
 
 def only_tokens_are_returned(
     model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """Return whether a call of `generate()` lets only tokens out: it may run in inference mode, a tenth faster."""
-    # What a given config leaves open, the model's own says.
+    """Return whether `generate()` returns only tokens: it may run in inference mode, a tenth faster."""
     settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
         is_eager()

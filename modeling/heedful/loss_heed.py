@@ -1,8 +1,7 @@
 """The training loss (section 5.4 of *Attention Is All You Need*), for both families.
 
-It has two forms that compute the same. `smoothed_cross_entropy` is the formula. `OutputLoss` is what trains a
-Transformer, and a recurrent model where it is asked for: the same loss and its gradient, without ever holding all
-logits. Whoever changes one must change the other; `tests/model/test_loss.py` compares them.
+`smoothed_cross_entropy` is the formula; `OutputLoss`, which trains Transformers, computes the same and its gradient
+without all logits in memory. If you change one, change the other; `tests/model/test_loss.py` compares them.
 
 Letters in shape comments: N target tokens, D width of the states, V number of tokens in the target's vocabulary.
 """
@@ -18,16 +17,15 @@ from .fast_paths_heed import computing_dtype, is_eager, linear
 from .messages_heed import wrong
 
 TOKENS_AT_ONCE = 256  # whose logits `OutputLoss` holds on the CPU
-LOGITS_ON_GPU = 2**27  # that it holds there, where to launch an operation for a few takes as long as for many
+LOGITS_ON_GPU = 2**27  # that it holds there, where an operation takes as long for a few as for many
 MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix whose gradients it adds up
-LOGITS_AT_ONCE = 2**18  # whose softmax it computes on the CPU: they are read several times, and stay in its cache
+LOGITS_AT_ONCE = 2**18  # whose softmax it computes on the CPU, within its cache
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Return the summed cross-entropy with label smoothing ε_ls (section 5.4), in nats, computed in float32.
+    """Return the summed cross-entropy of `(…, V)` logits and `(…)` labels, -100 at padding, in nats and float32.
 
-    Logits are `(…, V)`, labels `(…)`, -100 where nothing is to be predicted. The target of a label y has probability
-    1 - ε_ls at y, and ε_ls is shared out evenly among all V tokens.
+    Label smoothing ε_ls (section 5.4): the target has 1 - ε_ls at the label, and ε_ls spread evenly over all V tokens.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -39,10 +37,9 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
 
 
 class OutputLoss(torch.autograd.Function):
-    """`smoothed_cross_entropy` of the pre-softmax layer's logits, without ever holding all of them.
+    """`smoothed_cross_entropy` of the pre-softmax layer's logits, and gradients, for some target tokens at a time.
 
-    It computes logits, loss and gradients for some hundred target tokens at a time, on a GPU for more, so that memory
-    does not grow with tokens × vocabulary, and nothing is computed for padding.
+    Memory does not grow with tokens × vocabulary, and nothing is computed for padding.
     """
 
     @staticmethod
@@ -58,7 +55,7 @@ class OutputLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the summed loss in nats of the labels at these places, from states `(…, D)` and weight `(V, D)`.
 
-        An objective takes the place of the cross-entropy, and returns several sums, of which the first is the loss.
+        An objective replaces the cross-entropy by several sums; the first is the loss.
         """
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
@@ -79,7 +76,7 @@ class OutputLoss(torch.autograd.Function):
                 if of_states is not None:
                     of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
-                    # A part of the matrix at a time: the product for all of it would take as much memory again.
+                    # In parts: the product for the whole matrix would take as much memory again.
                     parts = of_weight.split(MATRIX_ROWS_AT_ONCE), logits.split(MATRIX_ROWS_AT_ONCE, 1)
                     for known, columns in zip(*parts, strict=True):
                         known += linear(columns.t(), part.t(), None)
@@ -95,7 +92,7 @@ class OutputLoss(torch.autograd.Function):
 
 
 def tokens_at_once(device: torch.device, vocabulary: int) -> int:
-    """Return of how many target tokens the logits are held at once."""
+    """Return the number of target tokens whose logits are held at once."""
     return TOKENS_AT_ONCE if device.type == "cpu" else max(TOKENS_AT_ONCE, LOGITS_ON_GPU // vocabulary)
 
 
@@ -104,14 +101,14 @@ def replace_by_gradient(
 ) -> torch.Tensor:
     """Return the summed loss of `(N, V)` logits and `(N, 1)` targets, and overwrite the logits by its gradient.
 
-    The gradient of a logit is its probability minus that of the target: 1 - ε_ls + ε_ls/V at the label, ε_ls/V
-    elsewhere. The gradient of the bias is added to `of_bias`.
+    That is the probability minus the target's: 1 - ε_ls + ε_ls/V at the label, ε_ls/V elsewhere. The gradient of the
+    bias is added to `of_bias`.
     """
     total = torch.zeros((), device=logits.device)
     size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
     for part, target in zip(logits.split(size), targets.split(size), strict=True):
         gradient = part.softmax(-1, dtype=torch.float32)  # the probabilities, (size, V)
-        # log Σ exp(logits): the largest logit minus the logarithm of its probability, the one that cannot underflow.
+        # log Σ exp(logits): the largest logit minus the logarithm of its probability, which cannot underflow.
         normaliser = part.amax(-1).float() - gradient.amax(-1).log()  # (size)
         total += (normaliser - (1 - smoothing) * part.gather(1, target)[:, 0].float()).sum()
         if smoothing:
@@ -125,14 +122,14 @@ def replace_by_gradient(
 
 
 def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
-    """Raise a `ValueError` unless there is a label for each of the states or logits."""
+    """Raise a `ValueError` unless each state or logit has a label."""
     if states.shape[:-1] != labels.shape:
         must = f"have the shape of the logits, {tuple(states.shape[:-1])}"
         raise wrong("labels", must, tuple(labels.shape), verb="have")
 
 
 def mean_per_label(total: torch.Tensor, labels: torch.Tensor, count: int | torch.Tensor | None) -> torch.Tensor:
-    """Divide a summed loss by the number of labels: those given here, or of the whole update."""
+    """Divide a summed loss by `count`, or the number of labels given here."""
     if count is None:
         count = (labels != IGNORED_LABEL).sum()
         if is_eager() and count == 0:

@@ -1,7 +1,7 @@
 """Recurrent encoder-decoders for transformers: what *Attention Is All You Need* (2017) compares itself with.
 
-It reads from top to bottom: encoder, attention to the source, decoder, model, output. The cells' equations are in
-`cells_heed.py`; how the stacks work together, the loss, loading, saving and `generate()` are those of the Transformer.
+Encoder, attention to the source, decoder, model, output; the cells are in `cells_heed.py`. The loss, loading, saving
+and `generate()` are those of the Transformer.
 
 Letters in shape comments: B batch, S source length, T target length, E = embedding_size, H = hidden_size, V = number
 of target tokens.
@@ -39,9 +39,9 @@ from .versions_heed import CACHE, decoder_output, either_cache_name
 DEFAULT_MAX_LENGTH = 512  # tokens of the longest translation, unless `generate()` gets another limit
 
 MaybeTensor = torch.Tensor | None
-# Looks at the source from `(batch, length, hidden_size)` states: what the pre-softmax layer reads, and the weights.
+# From (B, length, H) states attends to the source: what the pre-softmax layer reads, and the weights.
 Look = Callable[[torch.Tensor], tuple[torch.Tensor, MaybeTensor]]
-# The decoder's next states, what is fed next, what the pre-softmax layer reads, the weights, and each layer's outputs.
+# The next states, what is fed next, what the pre-softmax layer reads, the weights, and each layer's outputs.
 Run = tuple[list[State], MaybeTensor, torch.Tensor, MaybeTensor, list[torch.Tensor]]
 
 
@@ -49,7 +49,7 @@ Run = tuple[list[State], MaybeTensor, torch.Tensor, MaybeTensor, list[torch.Tens
 
 
 class HeedRNNEncoderLayer(nn.Module):
-    """One recurrent layer, or two that read in opposite directions side by side (Schuster and Paliwal, 1997)."""
+    """One cell, or two that read in opposite directions (Schuster and Paliwal, 1997)."""
 
     def __init__(self, config: HeedRNNConfig, input_size: int):
         super().__init__()
@@ -60,7 +60,7 @@ class HeedRNNEncoderLayer(nn.Module):
         self.second_cell = make_cell(config, input_size, width) if config.bidirectional else None
 
     def forward(self, hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, State]:
-        """Read `(batch, source_length, input_size)`; return outputs, `hidden_size` wide, and the last state."""
+        """Read `(B, S, input_size)`; return the outputs `(B, S, H)` and the last state."""
         is_fused = may_fuse(self.config, hidden_states.device, tokens)
         outputs, state = self.first_cell(hidden_states, None, tokens, self.reads_backwards, is_fused)
         if self.second_cell is None:
@@ -72,14 +72,14 @@ class HeedRNNEncoderLayer(nn.Module):
 
 @dataclass
 class RecurrentEncoderOutput(BaseModelOutput):
-    """What the encoder hands to the decoder."""
+    """Output of the encoder."""
 
-    # Of each layer behind its last token: (B, encoder_layers · parts, H), with two parts h and c of an LSTM.
+    # Of each layer after its last token: (B, encoder_layers · parts, H); an LSTM has two parts, h and c.
     final_state: torch.Tensor | None = None
 
 
 class HeedRNNPreTrainedModel(HeedBaseModel):
-    """What every recurrent Heed model shares: initial weights, and what transformers may do with it."""
+    """Base class of Heed's recurrent models and stacks: initial weights, and settings for transformers."""
 
     config: HeedRNNConfig
     config_class = HeedRNNConfig
@@ -90,17 +90,17 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     }
     supports_gradient_checkpointing = False
     _no_split_modules = ["HeedRNNEncoderLayer"]
-    _is_stateful = True  # a state cannot be taken back by a token, as assisted decoding needs it
+    _is_stateful = True  # assisted decoding would go back by tokens
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
-        """Refuse every attention function but eager, by a `ValueError`: a recurrent model has one way to attend."""
+        """Raise a `ValueError` for every attention function but eager."""
         if attn_implementation != "eager":
             must = "be eager for a recurrent model, which has one way to attend"
             raise wrong("attn_implementation", must, repr(attn_implementation))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw matrices from Glorot's uniform distribution, recurrent ones orthogonal, a block for each gate."""
+        """Draw matrices from Glorot's uniform distribution, recurrent ones orthogonal for each gate."""
         super()._init_weights(module)
         if isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.embedding_size**-0.5)
@@ -115,11 +115,11 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
     @staticmethod
     def _init_cell(cell: Cell) -> None:
-        # Drawn apart in float32 and copied whole: transformers marks whole weights as loaded, and no matrix of 16 bits
-        # can be made orthogonal.
+        # Drawn in float32, as no matrix of 16 bits can be made orthogonal. Copied whole, as transformers marks only
+        # whole weights as loaded.
         drawn = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in cell.named_parameters()}
         if isinstance(cell, LSTMCell):
-            # An LSTM that begins by remembering learns to do so over longer distances (Jozefowicz et al., 2015).
+            # An LSTM that remembers at first learns longer distances (Jozefowicz et al., 2015).
             drawn["bias_ih_l0"][cell.hidden_size : 2 * cell.hidden_size] = 1
         gates = (drawn[name].split(cell.hidden_size) for name in ("weight_ih_l0", "weight_hh_l0"))
         for read, kept in zip(*gates, strict=True):
@@ -130,7 +130,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
 
 class HeedRNNStack(HeedRNNPreTrainedModel):
-    """What encoder and decoder share: token embeddings, and the checks on what they are given."""
+    """What encoder and decoder share: token embeddings, and checks of masks."""
 
     def __init__(self, config: HeedRNNConfig, vocab_size: int):
         super().__init__(config)
@@ -138,7 +138,7 @@ class HeedRNNStack(HeedRNNPreTrainedModel):
         self.dropout = nn.Dropout(config.dropout)
 
     def embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Look up `(batch, length)` token ids, or take `(batch, length, embedding_size)` embeddings, and drop out."""
+        """Look up `(B, length)` ids, or take `(B, length, E)` embeddings, and drop out."""
         return self.dropout(self.look_up(input_ids, inputs_embeds))
 
     @staticmethod
@@ -152,7 +152,7 @@ class HeedRNNEncoder(HeedRNNStack):
     """Recurrent layers that read the source token by token."""
 
     side = "encoder"
-    # Each layer is gathered where it runs. The decoder's cells run once for each token: see the config's plan.
+    # Each layer is gathered when it runs; see the config's plan for the decoder.
     _fsdp_plan = {"layers.*": "free_full_weight"}
 
     def __init__(self, config: HeedRNNConfig):
@@ -170,10 +170,9 @@ class HeedRNNEncoder(HeedRNNStack):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> RecurrentEncoderOutput:
-        """Encode the source, with the arguments and errors of `HeedEncoder.forward`, but for attentions.
+        """Encode the source, with the arguments and errors of `HeedEncoder.forward`, but without attentions.
 
-        Embeddings are `(batch, source_length, embedding_size)`. `output_hidden_states` are what each layer reads and
-        gives. Return `last_hidden_state` `(batch, source_length, hidden_size)`, zeros at padding, and `final_state`.
+        Return `last_hidden_state` `(batch, source_length, hidden_size)`, zeros at padding, and `final_state`.
         """
         hidden_states = self.embed(input_ids, inputs_embeds)
         self._check_mask(attention_mask, hidden_states.shape[1])
@@ -192,7 +191,7 @@ class HeedRNNEncoder(HeedRNNStack):
 
 
 class HeedRNNBridge(nn.Module):
-    """Makes the decoder's first state of the encoder's last: each layer's of that of an uppermost encoder layer."""
+    """Makes the decoder's first state from the last state of the encoder's upper layers."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__()
@@ -203,10 +202,7 @@ class HeedRNNBridge(nn.Module):
         self.projections = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size) for _ in range(count)])
 
     def forward(self, final_state: torch.Tensor | None, like: torch.Tensor) -> list[State]:
-        """Return a state of `(batch, hidden_size)` tensors for each layer of the decoder, of the encoder's.
-
-        That is `(batch, encoder_layers · parts, hidden_size)`. Zeros are like `(batch, source_length, hidden_size)`.
-        """
+        """Return a state for each decoder layer from the encoder's, `(B, encoder_layers · parts, H)`, or zeros."""
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
         layers, states = self.layers_of(final_state), []
@@ -220,7 +216,7 @@ class HeedRNNBridge(nn.Module):
         return states
 
     def layers_of(self, final_state: torch.Tensor | None) -> torch.Tensor:
-        """Return the encoder's last state as `(batch, encoder_layers, parts, hidden_size)`."""
+        """Return the encoder's last state as `(B, encoder_layers, parts, H)`."""
         if final_state is None:
             raise ValueError("`encoder_outputs` must hold the `final_state` of this model's encoder, but does not.")
         return final_state.unflatten(1, (-1, self.parts))
@@ -230,9 +226,9 @@ class HeedRNNBridge(nn.Module):
 
 
 class HeedRNNAttention(nn.Module):
-    """How the decoder's state looks at the encoder's: scores, softmax, weighted sum, as in equation 1 with one head.
+    """Attention to the source with one head: scores, softmax, weighted sum.
 
-    The scores of a query q and a key k are qᵀk (`dot`), qᵀk/√H (`scaled_dot`), qᵀWk (`general`; Luong et al., 2015,
+    The score of a query q and a key k is qᵀk (`dot`), qᵀk/√H (`scaled_dot`), qᵀWk (`general`; Luong et al., 2015,
     section 3.1) or vᵀtanh(Wq + Uk) (`additive`; Bahdanau et al., 2015, appendix A.1.2).
     """
 
@@ -247,16 +243,15 @@ class HeedRNNAttention(nn.Module):
         self.weight = nn.Parameter(torch.empty(width)) if is_additive else None
 
     def project_source(self, states: torch.Tensor) -> torch.Tensor:
-        """Return Wk (`general`), Uk (`additive`) or k itself of `(batch, source_length, hidden_size)` states."""
+        """Return Wk (`general`), Uk (`additive`) or k itself of `(B, S, H)` states."""
         return states if self.k_proj is None else self.k_proj(states)
 
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend from `(batch, target_length, hidden_size)` states to values, with the keys of `project_source`.
+        """Attend from `(B, T, H)` states to values, with the keys of `project_source`; `(B, S)` tokens mask padding.
 
-        `(batch, source_length)` tokens are false at padding, of which `None` has none. Return the context `(batch,
-        target_length, hidden_size)` and the weights `(batch, 1, T, S)`.
+        Return the context `(B, T, H)` and the weights `(B, 1, T, S)`.
         """
         if self.q_proj is None or self.weight is None:
             scores = torch.matmul(query * self.scaling, keys.transpose(1, 2))  # (B, T, S)
@@ -272,7 +267,7 @@ class HeedRNNAttention(nn.Module):
 
 
 def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Tensor:
-    """Join a `(batch, size)` vector of the source, if any, to each of the target's `(batch, length, width)` states."""
+    """Join a `(B, size)` vector, if any, to each of `(B, length, width)` states."""
     if context is None:
         return states
     context = context.to(states.dtype)[:, None].expand(-1, states.shape[1], -1)
@@ -280,11 +275,11 @@ def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Te
 
 
 class HeedRNNDecoder(HeedRNNStack):
-    """Recurrent layers that predict each target token from the state behind those before it, and from the source.
+    """Recurrent layers that predict each target token from the state after those before it, and from the source.
 
-    The uppermost state h looks at the source; h and the context c that it finds are joined to tanh(W[h; c]) (Luong et
-    al., 2015, equation 5), which the pre-softmax matrix reads, and with input feeding the next step too. Without
-    attention c is the encoder's last state where it is fed (Cho et al., 2014, appendix A.1.1), or nothing.
+    The uppermost state h attends to the source, with context c; tanh(W[h; c]) (Luong et al., 2015, equation 5) is what
+    the pre-softmax matrix reads, and with input feeding the next step too. Without attention c is the encoder's last
+    state where it is fed (Cho et al., 2014, appendix A.1.1), or nothing.
     """
 
     side = "decoder"
@@ -321,12 +316,13 @@ class HeedRNNDecoder(HeedRNNStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target's newest tokens, with the arguments and errors of `HeedDecoder.forward`.
 
-        The source is `(batch, source_length, hidden_size)`, with one row for each target; beside a first call's also
-        its `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. Embeddings of the target are
-        `(batch, target_length, embedding_size)`. `output_attentions` are those to the source, `output_hidden_states`
-        what each layer reads and gives. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the
-        cache, and what was asked for. A `ValueError` says too if the source is missing, the cache is another model's,
-        or attention is asked for where there is none.
+        The source is `(batch, source_length, hidden_size)`, a row for each target; a first call also reads
+        `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. `output_attentions` are those to the
+        source. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the cache, and recorded outputs.
+
+        Raises:
+            ValueError: Also if the source is missing, the cache is another model's, or the model has no attention to
+                return.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
@@ -363,7 +359,6 @@ class HeedRNNDecoder(HeedRNNStack):
             raise wrong("output_attentions", "be False where the config's `attention` is none", True)
 
     def _look_at(self, source: torch.Tensor, mask: MaybeTensor, memory: RecurrentMemory, fed: MaybeTensor) -> Look:
-        """Return a function from `(batch, length, hidden_size)` states to what the output reads, and the weights."""
         if self.cross_attn is None:
             return lambda states: (self.dropout(torch.tanh(self.out_proj(join_to_each(states, fed)))), None)
         if memory.keys is None:
@@ -379,7 +374,7 @@ class HeedRNNDecoder(HeedRNNStack):
     def _run_layers(
         self, embeddings: torch.Tensor, tokens: MaybeTensor, states: list[State], fed: MaybeTensor, look: Look
     ) -> Run:
-        """Run each layer over the whole target, then look at the source from all positions at once."""
+        """Run each layer over the whole target, then attend from all positions at once."""
         is_fused = may_fuse(self.config, embeddings.device, tokens)
         outputs, last, seen = join_to_each(embeddings, fed), [], []
         for number, (cell, state) in enumerate(zip(self.layers, states, strict=True)):
@@ -393,7 +388,7 @@ class HeedRNNDecoder(HeedRNNStack):
     def _feed_step_by_step(
         self, embeddings: torch.Tensor, tokens: MaybeTensor, states: list[State], fed: MaybeTensor, look: Look
     ) -> Run:
-        """Read token after token, each beside what the one before attended to."""
+        """Read each token together with what attention found before it."""
         is_fused = may_fuse(self.config, embeddings.device)
         fed = torch.zeros_like(embeddings[:, 0]) if fed is None else fed
         found: list[tuple[torch.Tensor, Any]] = []
@@ -426,7 +421,7 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
         self.post_init()
 
     def _encoded(self, given: BaseModelOutput | tuple[Any, ...]) -> RecurrentEncoderOutput:
-        """Return the encoder's output, given as such or as a tuple that ends in its `final_state`."""
+        """Return the encoder's output; a tuple may end in its `final_state`."""
         if isinstance(given, RecurrentEncoderOutput):
             return given
         given = given.to_tuple() if isinstance(given, BaseModelOutput) else given
@@ -449,13 +444,11 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         self.post_init()
 
     def _may_leave_out_logits(self) -> bool:
-        """Return that all logits are computed: cells take most of a step's time, and more of it for a second pass."""
-        return False
+        return False  # it would gain little: cells take most of a step's time
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """Return that `generate()` makes no cache of keys and values: this model makes its own."""
-        return False
+        return False  # the model makes its own cache
 
     @either_cache_name
     def prepare_inputs_for_generation(
@@ -466,7 +459,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return what one step of `generate()` hands to `forward`."""
+        """Return the inputs of one step of `generate()`."""
         newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
         return {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache, **given}

@@ -1,9 +1,8 @@
-"""Translation as a pipeline of transformers, and any other text from text: of any length in, of the same shape out.
+"""Pipelines of transformers for translation and other texts from texts, of any length, whose layout is kept.
 
 `pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
-`pipeline(model=..., trust_remote_code=True)` where it is not installed: this file travels with every model. It serves
-Heed's models, and Marian, BART, mBART, M2M100 and NLLB too, whose languages are named in three ways (see `Languages`),
-and T5 with a `prefix`.
+`pipeline(model=..., trust_remote_code=True)` without it: this file travels with every model. It also serves Marian,
+BART, mBART, M2M100, NLLB (see `Languages`), and T5 with a `prefix`.
 
 Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
 """
@@ -32,11 +31,11 @@ from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strateg
 from .sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from .symbols_heed import UNKNOWN, check_are_several, checked_texts, decoded, trimmed, unknown_id, unknown_symbol
 
-# Arguments of a call for the source; the target's language is needed to generate too.
+# Arguments of a call for the source; generating needs the target's language too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
-# Those by which `generate()` treats the rows of a batch in their order, so that a list keeps its own.
+# Arguments that depend on the order of rows, so that a list is not sorted.
 ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "logits_processor", "stopping_criteria"}
-# What `generate()` takes beside fields of a config. Its other arguments, and these fields, the pipeline sets.
+# Arguments of `generate()` in addition to fields of its config; the pipeline sets its other ones, and these fields.
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
@@ -45,17 +44,17 @@ CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or cou
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text that is translated on its own, and the white space that follows it there."""
+    """A part of a text that is translated on its own, and the white space after it."""
 
     text: str
     space: str = ""
 
 
 class Languages:
-    """How a checkpoint selects its languages, if it has several: by tags or by codes, which are ids.
+    """How a checkpoint selects its languages, if it has several: by tags or by codes, both ids.
 
-    A tag of the target language comes before the source: Heed's `<2de>`, or `>>deu<<` of a Marian model. With codes
-    the tokenizer marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART.
+    A tag of the target language precedes the source: Heed's `<2de>`, Marian's `>>deu<<`. With codes the tokenizer
+    marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART.
     """
 
     def __init__(self, tokenizer: Any, model: Any):
@@ -72,11 +71,11 @@ class Languages:
         starts = getattr(model.config, "decoder_start_token_id", None) in codes
         self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
         self.has_default = getattr(model.generation_config, self.option) in codes
-        # The first or the last id of a source is its language.
+        # A source's language is its first or last id.
         self.place = 0 if codes and tokenizer("")["input_ids"][0] in codes else -1
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
-        """Raise a `ValueError` for a language that is unknown or would be ignored; `None` is none."""
+        """Raise a `ValueError` for a language that is unknown or would be ignored."""
         if src_lang is not None and self.tags:
             must = f"`src_lang` must be None for this model, which selects its target language ({self._names}) only"
             raise ValueError(f"{must}, but is {src_lang!r} instead.")
@@ -86,12 +85,12 @@ class Languages:
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, without truncation; a target language that must be named is required."""
+        """Encode a source text, without truncation, or raise a `ValueError` if a target language must be named."""
         if tgt_lang is None and len(self.known) > 1 and not self.has_default:
             raise ValueError(f"`tgt_lang` must be one of {self._names}, but is None instead.")
         try:
             ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
-        except Exception as error:  # a bare one of `tokenizers`, which does not name the symbol
+        except Exception as error:  # that of `tokenizers` does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
         if src_lang is not None:  # the tokenizer, which other threads use, keeps its own
@@ -104,26 +103,26 @@ class Languages:
 
 
 def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
-    """Return the ids of the tokens that a pattern matches, by the language that is its first group."""
+    """Return the ids of tokens that match a pattern, by its first group."""
     return {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
 
 
 class HeedTranslationPipeline(ChunkPipeline):
     """Translates texts with any encoder-decoder of transformers.
 
-    Line breaks, empty lines and the space between sentences stay where they are. A line longer than the model takes is
-    translated sentence by sentence, a longer sentence is an error, and a translation that is cut off gives a warning.
+    Line breaks, empty lines and the space between sentences stay. A line longer than the model takes is translated
+    sentence by sentence, a longer sentence is an error, and a translation that is cut off gives a warning.
 
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
         tokenizer: The source's tokenizer.
-        target_tokenizer: The target's, by default what the model's folder or repository holds in `target_tokenizer`,
-            else `tokenizer`.
-        kwargs: What `transformers.pipeline` hands to every pipeline, and defaults for the arguments of a call.
+        target_tokenizer: The target's, by default that in the folder's or repository's `target_tokenizer`, else
+            `tokenizer`.
+        kwargs: Arguments of `transformers.pipeline`, and defaults for those of a call.
 
     Raises:
-        ValueError: If the model is no encoder-decoder that generates, or weights or tokenizers of it are not right.
-        OSError: If the source's tokenizer belongs to a pair whose other one is not there.
+        ValueError: If the model is no encoder-decoder that generates, or its weights or tokenizers are wrong.
+        OSError: If the source's tokenizer belongs to a pair whose other one is missing.
     """
 
     task_id, text_key, unit = TASK, "translation_text", "sentence"
@@ -150,25 +149,25 @@ class HeedTranslationPipeline(ChunkPipeline):
         """Translate one text, a list of texts, or an iterator or dataset of them.
 
         Args:
-            inputs: A text; a list of texts; or anything iterable (a generator, an open file, a `KeyDataset`), which
-                is read no further than one batch ahead.
+            inputs: A text; a list of texts; or any iterable (a generator, an open file, a `KeyDataset`), read at most
+                one batch ahead.
             kwargs:
                 src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
                     `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
                 prefix: Text put before every source.
                 split_sentences: Whether each sentence is translated on its own. By default only lines longer than
-                    `max_source_tokens` are taken apart. False gives the model the whole text, line breaks included.
+                    `max_source_tokens` are split. False gives the model the whole text, with line breaks.
                 max_source_tokens: Longest source in tokens; by default what the model's positions allow.
-                return_scores: Whether every translation comes with its `score`.
+                return_scores: Whether every translation has a `score`.
                 batch_size: Number of sentences translated at once; in float32 results do not depend on it.
-                num_beams, num_return_sequences, max_new_tokens, streamer, …: As `generate()` has them. A streamer
-                    gets one text's sentences as one stream.
+                num_beams, num_return_sequences, max_new_tokens, streamer, …: As in `generate()`. A streamer gets a
+                    text's sentences as one stream.
 
         Returns:
             For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
-            for, `score`, what `generate()` calls `sequences_scores`, over all its tokens (`None` of a blank text). Of
-            several sentences, the second translation joins the second of each. For a list a list of dictionaries, or
-            of such lists where `num_return_sequences` is above 1; for anything else an iterator of the same.
+            for, `score`, the `sequences_scores` of `generate()` over all tokens (`None` of a blank text). The second
+            translation joins the second of each sentence. For a list a list of dictionaries, or of such lists where
+            `num_return_sequences` is above 1; for anything else an iterator of the same.
 
         Raises:
             ValueError: For an unknown language, setting or symbol, or a sentence longer than the model takes.
@@ -182,13 +181,13 @@ class HeedTranslationPipeline(ChunkPipeline):
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
             return [results[number] for number in range(len(texts))]
-        # A generator, and with it read lazily, whatever kind of iterator it was.
+        # A generator is read lazily, unlike other iterators.
         check_are_several(inputs, "inputs")
         stream = inputs if isinstance(inputs, Dataset) else (text for text in inputs)
         return map(_one_or_all, super().__call__(stream, **kwargs))
 
     def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Sort the arguments of a call: those for the source, for `generate()`, and for the results."""
+        """Sort a call's arguments: for the source, for `generate()`, for the results."""
         self.languages.check(parameters.get("src_lang"), parameters.get("tgt_lang"))
         limit = parameters.get("max_source_tokens")
         if limit is not None and limit < 1:
@@ -213,13 +212,13 @@ class HeedTranslationPipeline(ChunkPipeline):
         split_sentences: bool | None = None,
         max_source_tokens: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pieces of one text as model inputs of shape (1, T)."""
+        """Yield the pieces of a text as model inputs, `(1, T)`."""
 
         def encode(sentence: str) -> list[int]:
             return self.languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
 
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
-        # Beyond it a model has seldom seen a text, even if its positions go on.
+        # A model was seldom trained on longer texts, even if its positions go on.
         soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
         whole = [Piece(*map(trimmed, checked_texts([text], "inputs")))]
         pieces = whole if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
@@ -232,7 +231,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             yield {**inputs, "piece": piece, "is_last": number == len(pieces) - 1}
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
-        """Take a text apart at its line breaks, and at its sentences where that is asked for or needed."""
+        """Split a text at line breaks, and at sentences where asked for or needed."""
         found: list[list[str]] = [[""]]  # a sentence, and the parts of what is behind it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
@@ -244,7 +243,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             for sentence, space in [*sentences, ("", line_break)]:
                 if trimmed(sentence):
                     found.append([sentence, space])
-                else:  # what holds no text is white space of the piece before it
+                else:  # without text it is white space of the piece before
                     found[-1] += sentence, space
         pieces = [Piece(sentence, "".join(spaces)) for sentence, *spaces in found]
         return pieces if pieces[0].space or len(pieces) == 1 else pieces[1:]
@@ -252,7 +251,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     def _forward(
         self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """Generate; the result has `sequences` (B, N, T) without the decoder's start, and more per row."""
+        """Generate `sequences` (B, N, T) without the decoder's start, and facts about each row."""
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
@@ -269,15 +268,15 @@ class HeedTranslationPipeline(ChunkPipeline):
         rows = [number for number, piece in enumerate(pieces) if piece.text]
         blank = [number for number, piece in enumerate(pieces) if not piece.text]
         if rows and not is_streamed and ROW_ARGUMENTS & options.keys():
-            rows = [*range(len(pieces))]  # or those behind a blank one would have another number
-        if stops is not None:  # a strategy gets no `tokenizer` to know them by
+            rows = [*range(len(pieces))]  # or a blank one would change the numbers of later ones
+        if stops is not None:  # a strategy gets no `tokenizer`
             criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
             options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
         kept = getattr(options.get("custom_generate"), "keep", None)  # of minimum Bayes risk
         size, filled = (len(pieces), kept or self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
-            # Heedful's own strategies, of which some keep no step's, return the scores of sequences in any case.
+            # Heedful's own strategies return the scores of sequences in any case, and some keep no step's.
             is_ours = str(getattr(options.get("custom_generate"), "__module__", None)).startswith("heedful.")
             options |= {"return_dict_in_generate": True, "output_scores": return_scores and not is_ours}
             options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
@@ -300,12 +299,12 @@ class HeedTranslationPipeline(ChunkPipeline):
         return result | passed | {"penalty": torch.full((len(pieces),), penalty)}
 
     def _setting(self, options: dict[str, Any], name: str) -> Any:
-        """Return what `generate()` takes a setting for: the call's, its generation config's, or the model's."""
+        """Return a setting as `generate()` reads it: the call's, its generation config's, or the model's."""
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
-        """Join the translations of one text's pieces."""
+        """Join the translations of a text's pieces."""
         results, unknown = [], 0
         for rank in range(min(output["counts"].shape[1] for output in model_outputs)):
             text = between = ""
@@ -331,7 +330,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         return results
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Save the model, with its `save_pretrained`'s arguments, both tokenizers and this file, for `pipeline()`."""
+        """Save the model (`kwargs` are for its `save_pretrained`), both tokenizers and this file."""
         folder, is_joint = Path(save_directory), self.target_tokenizer is self.tokenizer
         folder.mkdir(parents=True, exist_ok=True)
         self.model.config.custom_pipelines = pipelines_of_folder(self.task_id)
@@ -345,49 +344,49 @@ class HeedTranslationPipeline(ChunkPipeline):
 
 
 class HeedText2TextPipeline(HeedTranslationPipeline):
-    """Turns texts into texts where nothing is translated: spelling into pronunciation, commands into actions.
+    """A `HeedTranslationPipeline` for texts that are not translated: spelling to pronunciation, commands to actions.
 
-    A `HeedTranslationPipeline` that takes each text whole, with its line breaks, unless `split_sentences` is given.
+    It reads each text whole, with its line breaks, unless `split_sentences` is given.
     """
 
     task_id, text_key, unit = TEXT_TASK, "generated_text", "text"
 
     def preprocess(self, text: str, split_sentences: bool = False, **options: Any) -> Iterator[dict[str, Any]]:
-        """Yield a text, or its pieces, as model inputs of shape (1, T)."""
+        """Yield a text, or its pieces, as model inputs, `(1, T)`."""
         return super().preprocess(text, split_sentences=split_sentences, **options)
 
 
 def pipelines_of_folder(task: str | None) -> dict[str, Any]:
-    """Return what a folder's config.json says about this file: which task it is for, by default translation."""
+    """Return the `custom_pipelines` of a folder's config.json, by default for translation."""
     pipeline = HeedText2TextPipeline if task == TEXT_TASK else HeedTranslationPipeline
     return {pipeline.task_id: {"impl": f"pipeline_heed.{pipeline.__name__}", "pt": ["AutoModelForSeq2SeqLM"]}}
 
 
 class _OneStream:
-    """Hands the sentences of one text to a streamer as one stream, with the white space between them."""
+    """Gives a streamer the sentences of a text as one stream, with the white space between them."""
 
     def __init__(self, streamer: Any, space: str, is_last: bool):
         self.streamer, self.space, self.is_last = streamer, space, is_last
-        self.put = streamer.put  # which gets the ids of new tokens
+        self.put = streamer.put
 
     def end(self) -> None:
-        """End the stream behind the last sentence; behind the others, let a `TextStreamer` out with what it holds."""
+        """End the stream after the last sentence; after another one, flush a `TextStreamer`."""
         streamer = self.streamer
         if self.is_last:
             streamer.end()
         elif isinstance(streamer, TextStreamer):
-            # What its own `end` does, except that this is not the end.
+            # As its own `end` does, but this is not the end.
             held = str(streamer.tokenizer.decode(streamer.token_cache, **streamer.decode_kwargs))[streamer.print_len :]
             streamer.token_cache, streamer.print_len, streamer.next_tokens_are_prompt = [], 0, True
             streamer.on_finalized_text(held + self.space)
 
 
 def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> torch.Tensor:
-    """Return the log-probability of each sequence (B·N), its end included."""
+    """Return the log-probability of each sequence with its end, (B·N)."""
     if getattr(output, "sequences_scores", None) is not None:
         return torch.as_tensor(output.sequences_scores * counts**penalty)
     total = torch.zeros(len(counts), device=counts.device)
-    # One step after the other: all of them at once, once more, would be the largest tensor of the run.
+    # Step by step: stacked they would be the largest tensor of the run.
     for step, scores in enumerate(output.scores):
         chosen = output.sequences[:, -len(output.scores) :][:, step, None]
         step_scores = scores.float().log_softmax(dim=-1).gather(1, chosen)[:, 0]
@@ -400,7 +399,7 @@ def _one_or_all(result: list[dict[str, Any]]) -> Any:
 
 
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
-    """Return the target's tokenizer: as given, as the model's folder or repository has it, or the source's."""
+    """Return the target's tokenizer: that given, that of the model's folder or repository, or the source's."""
     way = "with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
     if given is not None:
         is_name = isinstance(given, str | Path)
@@ -408,7 +407,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     name = model.config.name_or_path or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
-    # `pipeline(token=…)` hands it to the model, and to no pipeline.
+    # `pipeline(token=…)` gives it to the model alone.
     access = getattr(model, "hub_access", None)
     options: dict[str, Any] = {key: getattr(access, key, None) for key in ("revision", "token")}
     options["subfolder"] = TARGET_FOLDER
@@ -418,14 +417,14 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
         return tokenizer
     if TARGET_FOLDER not in {**tokenizer.init_kwargs, **get_tokenizer_config(name, **options | {"subfolder": ""})}:
         check_no_target(name, is_there=True)
-    # Named directly, because AutoTokenizer would first ask what model lies in the folder.
+    # By its class, because AutoTokenizer would first look for the folder's model.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
     return load_tokenizer(loader, name, way, trust_remote_code=False, **options)
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:
-    """Raise a `ValueError` that names what of the tokenizers does not fit the model's config."""
+    """Raise a `ValueError` that names how the tokenizers do not fit the model's config."""
     config, wrong = model.config, []
     sizes = (config.vocab_size, config.decoder_vocab_size) if config.model_type in HEED_TYPES else (None, None)
     for side, tokenizer, size in zip(("tokenizer", "target_tokenizer"), (source, target), sizes, strict=True):

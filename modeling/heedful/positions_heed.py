@@ -1,8 +1,7 @@
-"""Where in its sequence each token is, and how the model learns of it (section 3.5 of *Attention Is All You Need*).
+"""Positions (section 3.5 of *Attention Is All You Need*): the paper's sinusoids, and later relative positions.
 
-Sinusoids are the paper's. Relative positions are later work: `RotaryPositions`; vectors for every distance from -k to
-k, `RelativeKeys` and `RelativeValues` of Shaw et al., "Self-Attention with Relative Position Representations", 2018,
-which the heads of a layer share; and `RelativeBias` of T5.
+These are `RotaryPositions`; `RelativeKeys` and `RelativeValues` of Shaw et al., "Self-Attention with Relative Position
+Representations", 2018, which the heads of a layer share; and `RelativeBias` of T5.
 
 Letters in shape comments: B batch, or 1 where all sequences are numbered alike, Q and K lengths of queries and keys,
 H heads.
@@ -19,11 +18,10 @@ from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 
 
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
-    """Sine and cosine of each position at geometrically growing wavelengths (section 3.5), in float32.
+    """Return sines and cosines of positions at geometric wavelengths (section 3.5), float32, `(*shape, width)`.
 
-    Positions of any shape become `(*shape, width)`; the width is even. The layout `interleaved` puts sine 2i beside
-    cosine 2i+1; the others put all sines first, `tensor2tensor` with wavelengths that grow up to 10000·2π,
-    `concatenated` to just below it.
+    The layout `interleaved` alternates sines and cosines; the others put all sines first, `tensor2tensor` with
+    wavelengths up to 10000·2π, `concatenated` to just below it.
     """
     even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
     span = width - 2 if layout == "tensor2tensor" else width
@@ -42,7 +40,7 @@ class SinusoidalPositions(nn.Module):
         self.offset = config.position_offset
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """Encode `(batch, length)` positions as `(batch, length, d_model)`."""
+        """Encode `(B, length)` positions as `(B, length, d_model)`."""
         return sinusoids(positions + self.offset, self.width, self.layout)
 
 
@@ -50,7 +48,7 @@ class RotaryPositions(nn.Module):
     """Rotates each pair of query and key features by an angle that grows with the position (Su et al., 2021)."""
 
     def forward(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate `(batch, heads, length, d_k)` queries or keys at `(batch, length)` positions."""
+        """Rotate `(B, H, length, d_k)` queries or keys at `(B, length)` positions."""
         waves = sinusoids(positions, states.shape[-1], "interleaved").to(states.dtype)[:, None]  # (B, 1, length, d_k)
         sine, cosine = waves[..., 0::2], waves[..., 1::2]
         even, odd = states[..., 0::2], states[..., 1::2]
@@ -61,10 +59,9 @@ class RotaryPositions(nn.Module):
 def positions_of(
     length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the `(batch, length)` positions of the newest tokens, padding on either side not counted.
+    """Return the `(B, length)` positions of the newest tokens, without padding on either side.
 
-    The mask is `(batch, past_length + length)`, 0 at padding; where it is anything else every token is counted, and
-    `(1, length)` numbers all sequences alike.
+    The mask is `(B, past_length + length)`, 0 at padding; without such a mask positions are `(1, length)`.
     """
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
@@ -85,7 +82,7 @@ class RelativeVectors(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, width))
 
     def rows(self, distances: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of the vectors of `(batch, Q, K)` distances, for each head of states: `(B, H, Q, K)`."""
+        """Return the row of `weight` for `(B, Q, K)` distances and each head of states: `(B, H, Q, K)`."""
         numbers = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
         return numbers[:, None].expand(*states.shape[:3], -1)
 
@@ -94,7 +91,7 @@ class RelativeKeys(RelativeVectors):
     """The vectors a^K of equation 4."""
 
     def forward(self, query: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """Return q·a^K, which is added to the scores `(B, H, Q, K)`, of `(batch, heads, Q, d_k)` queries."""
+        """Return q·a^K of `(B, H, Q, d_k)` queries, to add to the scores `(B, H, Q, K)`."""
         scores = torch.matmul(query, self.weight.t())  # (B, H, Q, 2k + 1)
         return scores.gather(3, self.rows(distances, query))
 
@@ -103,8 +100,8 @@ class RelativeValues(RelativeVectors):
     """The vectors a^V of equation 3."""
 
     def forward(self, weights: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a^V by `(batch, heads, Q, K)` weights, which is added to the output `(B, H, Q, d_v)`."""
-        # Not in bfloat16 or float16: on a GPU they round after each of the many small weights that one row adds up.
+        """Return the mean of a^V by `(B, H, Q, K)` weights, to add to the output `(B, H, Q, d_v)`."""
+        # Not in 16 bits, which a GPU would round to after each of many small weights.
         precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
         by_row = precise.new_zeros(*weights.shape[:3], len(self.weight))
         by_row = by_row.scatter_add(3, self.rows(distances, weights), precise)  # (B, H, Q, 2k + 1)
@@ -112,10 +109,10 @@ class RelativeValues(RelativeVectors):
 
 
 class RelativeBias(nn.Module):
-    """The number that T5 (Raffel et al., 2020) adds to a score, one for each head and bucket of distances.
+    """The bias that T5 (Raffel et al., 2020) adds to a score, one for each head and bucket of distances.
 
-    Near distances have a bucket each, farther ones share buckets that grow with the logarithm. In the encoder half of
-    them are for keys behind a query; the decoder sees none of these, and has all buckets for those before.
+    Near distances have a bucket each, farther ones share logarithmic buckets. In the encoder half of them are for
+    later keys, which the decoder does not see.
     """
 
     def __init__(self, config: HeedConfig, side: str):
@@ -123,7 +120,7 @@ class RelativeBias(nn.Module):
         self.looks_ahead = side == "encoder"
         self.max_distance = config.relative_attention_max_distance or T5_MAX_DISTANCE
         heads, layers = (getattr(config, f"{side}_{part}") for part in ("attention_heads", "layers"))
-        # Where each layer has its own, beside the heads of the layer before.
+        # Each layer's own follows the heads of the layer before.
         columns = heads * layers if config.relative_bias_in_each_layer else heads
         self.weight = nn.Parameter(torch.empty(T5_BUCKETS, columns))
 
@@ -138,15 +135,15 @@ class RelativeBias(nn.Module):
         return bucket + count * (distances > 0) if self.looks_ahead else bucket
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        """Return the bias of `(batch, Q, K)` distances, `(B, H, Q, K)`, or with the heads of all layers for H."""
+        """Return the bias of `(B, Q, K)` distances, `(B, H, Q, K)`, where H may be the heads of all layers."""
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
-RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)  # the modules that have parameters
+RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)  # with parameters
 
 
 class RelativePositions(nn.Module):
-    """The relative positions that the self-attention of all layers of a stack reads, where a config has them."""
+    """The relative positions, if any, that self-attention in a stack's layers reads."""
 
     def __init__(self, config: HeedConfig, side: str):
         super().__init__()
@@ -159,10 +156,9 @@ class RelativePositions(nn.Module):
     def forward(
         self, positions: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None = None
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return `shaw`'s distances, `(B, Q, K)`, or `t5`'s bias, `(B, H, Q, K)`, or `None`: of all layers or of each.
+        """Return `shaw`'s distances, `(B, Q, K)`, `t5`'s bias, `(B, H, Q, K)`, or `None`: one for all layers, or each.
 
-        A distance is the number of tokens from a query to a key, negative where the key comes before it. Queries are
-        at `(batch, Q)` positions of `positions_of`; there are as many keys, or as the cache has room for.
+        A distance is the number of tokens from a query, at `(B, Q)` positions, to a key, negative to earlier keys.
         """
         if self.encoding not in RELATIVE_ENCODINGS:
             return (None,)
@@ -174,5 +170,5 @@ class RelativePositions(nn.Module):
         return (distances,) if self.bias is None else self.of_layers(self.bias(distances))
 
     def of_layers(self, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the bias of each layer, of all heads in the second dimension, or the one of all layers."""
+        """Split the heads of a bias by layers, unless all share it."""
         return (bias,) if self.heads_of_a_layer is None else bias.split(self.heads_of_a_layer, dim=1)

@@ -1,7 +1,6 @@
-"""What the processor can do, asked in one place: its maker, its instructions, and the cores that this process may use.
+"""The processor: its maker, its instructions, and the cores that this process may use.
 
-These facts choose the precision of training, the library of matrix products and the flags of `kernels.cpp`. A test
-that replaces one of the functions is on another processor.
+They decide the precision of training, the library of matrix products and the flags of `kernels.cpp`.
 """
 
 import os
@@ -12,8 +11,8 @@ from pathlib import Path
 import torch
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time, and in how many
-# Where oneDNN multiplies float32 faster than torch's own library, which is MKL on x86. docs/benchmarks.md has the
-# figures; a processor that was not measured takes torch's own.
+# Measured processors where oneDNN multiplies float32 faster than torch's own library, which is MKL on x86; figures are
+# in docs/benchmarks.md.
 FASTER_BY_ONEDNN = {("AMD", "AVX512")}
 
 
@@ -30,14 +29,14 @@ def registers() -> str:
 
 
 def has(*instructions: str) -> bool:
-    """Return whether the processor has one of some instructions, by torch's names, and torch is not kept from it."""
+    """Return whether the processor has one of these instructions, by torch's names, and torch may use it."""
     found = torch.cpu.get_capabilities()
     widest = next((name for fact, name in (("avx512_f", "AVX512"), ("avx2", "AVX2")) if found.get(fact)), registers())
     return registers() == widest and any(found.get(name) for name in instructions)
 
 
 def has_bfloat16() -> bool:
-    """Return whether there are instructions for bfloat16; without them each number is converted on its own."""
+    """Return whether there are instructions for bfloat16, without which each number is converted on its own."""
     return has("avx512_bf16", "amx_bf16", "bf16")
 
 
@@ -49,12 +48,12 @@ def multiplies_bytes_exactly() -> bool:
 
 @cache
 def multiplies_by_onednn() -> bool:
-    """Return whether oneDNN multiplies float32 faster than torch's own library; for a hot path, so asked once."""
+    """Return whether oneDNN multiplies float32 faster than torch's own library; cached for hot paths."""
     return torch.backends.mkldnn.is_available() and (vendor(), registers()) in FASTER_BY_ONEDNN
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: by its affinity, and by the quota of its container."""
+    """Return the number of cores that this process may use, by affinity and by its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no such file, or "max" for no quota
         quota, period = map(int, QUOTA.read_text().split())
@@ -63,6 +62,6 @@ def usable_cores() -> int:
 
 
 def kind() -> str:
-    """Return all of a processor, and of its use, that decides how sums are rounded, in words."""
+    """Return in words what decides how sums are rounded."""
     library = "oneDNN" if multiplies_by_onednn() else "torch"
     return f"{vendor()} CPU with {registers()}, {torch.get_num_threads()} threads, products by {library}"

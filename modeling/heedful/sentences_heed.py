@@ -1,7 +1,4 @@
-"""Where sentences end in a text of any script, and what within it is no text but markup.
-
-The pipeline and `Translator` take long texts and documents apart by it, and put them together again.
-"""
+"""Sentences, and markup between and within them, in texts of any script."""
 
 import re
 
@@ -17,8 +14,8 @@ KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
-# What begins a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code, a
-# subtitle's time, a link's definition, a formula.
+# The beginning of a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code,
+# a subtitle's time, a link's definition, a formula.
 MARKER = re.compile(
     r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|\[\^\w+\]:|[A-Za-z]\)|"
     r"[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
@@ -27,23 +24,22 @@ MARKUP = re.compile(
     r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,}|WEBVTT.*|[\d:.,]+ --> .*|"
     r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*|\\\[.*\\\]\s*)$"
 )
-# What within a line is no text: an image, where a link leads, an address.
+# No text within a line: an image, a link's target, an address.
 KEPT = (
     r"!\[[^\]]{0,300}\]\([^()]{0,2000}\)|"
     r"(?<=\])\([^()\s]{1,2000}(?:\([^()\s]*\)[^()\s]*)?(?:\s+\"[^\"]{0,300}\")?\)|"
     r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.\w+)+"
 )
-BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # what ends a sentence or a bracket that holds it
+BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # the end of a sentence or of a bracket around it
 BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between the cells of a table, and in a line that begins with one
 TAGS = "|</?[A-Za-z][^<>]{0,500}>"
 
 
 def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
-    """Split a text, in time that grows with its length, into pairs of a sentence and the white space behind it.
+    """Split a text in linear time into pairs of a sentence and the white space after it, which together are the text.
 
-    Together they are the text. White space at its beginning is a first pair with an empty sentence; if markup is
-    kept, so is what holds no letters, a list's bullet or number, a line of tags or rules, the bar between two cells of
-    a table, tags that are closed, an image, where a link leads, and an address.
+    White space at the beginning is a pair with an empty sentence; so is markup, if kept: parts without letters, a
+    list's bullet or number, tags, rules, bars between a table's cells, images, targets of links, addresses.
     """
     if not keeps_markup:
         return _sentences(line, len(line) - len(line.lstrip()))
@@ -63,7 +59,7 @@ def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, st
 
 
 def _sentences(line: str, start: int) -> list[tuple[str, str]]:
-    """Split the text that starts at a place, of which what is before is the first pair."""
+    """Split the text from a place on; what precedes it is a first pair."""
     pieces = [("", line[:start])] * bool(start)
     for match in SENTENCE_END.finditer(line, start):
         end = match.end()
@@ -80,17 +76,13 @@ def _sentences(line: str, start: int) -> list[tuple[str, str]]:
 
 
 def _goes_on(last: str, behind: str) -> bool:
-    """Tell whether what is behind a sentence's end belongs to the sentence."""
     is_date = behind[:1].isdigit() and last[-2:-1].isdigit() and last.endswith(".")
     is_quoted = last[-1:] in "\"'”’»」』" and KOREAN_PARTICLE.match(behind) is not None
     return behind[:1].islower() or is_date or is_quoted
 
 
 def joined_sentences(text: str, more: str, between: str = "") -> str:
-    """Join sentences, with a space between them where the target's script has one and the source's has not.
-
-    `between` is what the source has there, with which `text` ends.
-    """
+    """Join sentences, with a space if the target's script needs one; `text` ends with the source's `between`."""
     if between.strip():
         return text + more
     if text.endswith(tuple(f"{end} " for end in FULL_WIDTH_END)):

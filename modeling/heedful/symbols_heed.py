@@ -1,4 +1,4 @@
-"""What a text is, what of it counts, the symbols of closed vocabularies (phonemes, commands)."""
+"""Texts, and their symbols in closed vocabularies (phonemes, commands)."""
 
 import re
 import unicodedata
@@ -7,21 +7,21 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import Any
 
-# The categories of Unicode whose characters leave no mark: controls, formats such as a zero width space, and spaces.
+# Unicode's categories of invisible characters: controls, formats such as a zero width space, and spaces.
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
-# A character as a reader sees it (an "extended grapheme cluster"), or several that a tie bar of IPA makes one sound.
+# A character as you see it (an "extended grapheme cluster"), or several that a tie bar of IPA joins.
 CHARACTER = r"(?:\X(?<=[\u035c\u0361]))*\X"
 HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
 
 
 def trimmed(text: str) -> str:
-    """Return a text without the white space around it, which is no part of it; nothing where none of it is seen."""
+    """Return a text without white space around it, empty if no character is visible."""
     is_seen = any(unicodedata.category(each) not in UNSEEN and each not in HANGUL_FILLERS for each in text)
     return text.strip() if is_seen else ""
 
 
 def check_are_several(texts: Any, name: str) -> None:
-    """Raise a `ValueError` for what is no list or stream; one text or a mapping would be taken apart in silence."""
+    """Raise a `ValueError` for what is no list or stream, also for one text or a mapping."""
     with suppress(TypeError):
         if not isinstance(texts, str | bytes | Mapping):
             iter(texts)
@@ -31,7 +31,7 @@ def check_are_several(texts: Any, name: str) -> None:
 
 
 def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
-    """Return a list of texts, which messages number from `first` on; a `ValueError` names what is no text."""
+    """Return a list of texts; a `ValueError` names what is no text, by its number from `first` on."""
     check_are_several(texts, name)
     found: list[str] = list(texts)
     for index, text in enumerate(found, start=first):
@@ -48,20 +48,20 @@ UNKNOWN = "the token of unknown words, for something that the target's vocabular
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """Return the id of what a vocabulary lacks, which is none where it ends or pads a text, too."""
+    """Return the id of unknown words, or `None` where it is also the end or padding."""
     unknown = tokenizer.unk_token_id
     return None if unknown in (tokenizer.eos_token_id, tokenizer.pad_token_id) else unknown
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Decode ids without control tokens; what the vocabulary lacks is no control token, but is shown as `<unk>`."""
+    """Decode ids without control tokens, but with `<unk>`."""
     unknown, options = unknown_id(tokenizer), {"clean_up_tokenization_spaces": False}
     if unknown is None or unknown not in ids:
         return str(tokenizer.decode(ids, skip_special_tokens=True, **options))
     special = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
     control = {*tokenizer.all_special_ids, *special} - {unknown}
     text = str(tokenizer.decode([id_ for id_ in ids if id_ not in control], **options))
-    if is_of_words(tokenizer):  # of which it has no mark, and would stick to the one before
+    if is_of_words(tokenizer):  # `<unk>` has no mark of a word, and would stick to the one before
         text = re.sub(f" ?{re.escape(tokenizer.unk_token)}", lambda _: f" {tokenizer.unk_token}", text).strip()
     return text
 
@@ -84,13 +84,13 @@ class UnknownSymbol(ValueError):
         return f"`texts[{self.index}]`: {self.message}"
 
     def at(self, place: str) -> ValueError:
-        """Return the error for a user who knows the text by its place, such as "line 12"."""
+        """Return the error with the text's place, such as "line 12"."""
         return ValueError(f"{place}: {self.message}")
 
 
 @contextmanager
 def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
-    """Name the line, by its number, of a symbol that a closed vocabulary lacks."""
+    """Name the line of a symbol that a closed vocabulary lacks."""
     try:
         yield
     except UnknownSymbol as error:
@@ -98,7 +98,7 @@ def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
-    """Return all symbols of a closed vocabulary, which is of words and has no token for others, or `None`."""
+    """Return the symbols of a closed vocabulary (of words, without a token for others), or `None`."""
     model = tokenizer.backend_tokenizer.model if is_of_words(tokenizer) else None
     if model is None or model.token_to_id(model.unk_token) is not None:
         return None
@@ -108,7 +108,7 @@ def symbols_of(tokenizer: Any) -> list[str] | None:
 
 
 def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSymbol | None:
-    """Find the first symbol that a closed vocabulary lacks, if it is one, and those that are written most alike."""
+    """Find the first symbol that a closed vocabulary lacks, and those most alike."""
     known = symbols_of(tokenizer)
     if known is None:
         return None

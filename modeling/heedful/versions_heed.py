@@ -1,9 +1,8 @@
-"""What versions of transformers name or do differently, each asked of what is installed, never of a version number.
+"""Differences between versions of transformers, judged by what is installed, not by version numbers.
 
-The keys and values of earlier steps are called `past_key_values` up to transformers 5.23 and `cache` from 5.24 on,
-which takes the old name in calls until 5.40 and has it in outputs until 6.0. Heed's own code says `cache`. It takes
-either name from everybody, in every version, and hands on the one that the installed version knows (`CACHE`). Who uses
-a name that is old there gets the warning that transformers' own models give.
+Keys and values of earlier steps are `past_key_values` up to transformers 5.23 and `cache` from 5.24 on, which takes
+the old name in calls until 5.40 and has it in outputs until 6.0. Heed's own code says `cache`; it takes either name in
+every version, with transformers' own warning for an old one, and passes on that of the installed version (`CACHE`).
 """
 
 import functools
@@ -25,19 +24,19 @@ NEWEST_TRANSFORMERS = "5.24.0"
 CACHE_NAMES = ("cache", "past_key_values")
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 
-# How names of methods and of the Trainer's options begin; up to transformers 5.22 they begin otherwise.
+# Beginning of names of methods and of the Trainer's options, another one up to transformers 5.22.
 CHECKPOINTING = "activation_checkpointing"
 if f"{CHECKPOINTING}_enable" not in vars(PreTrainedModel):
     CHECKPOINTING = "gradient_checkpointing"
 
 
 def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]:
-    """Give the cache among the keyword arguments of a call one of its two names, and return the arguments."""
+    """Rename the cache among a call's keyword arguments, and return these."""
     other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments
     if other != CACHE and other == "past_key_values" and not torch.compiler.is_compiling():
-        # As transformers' own models say, though Heed's go on to take it.
+        # As transformers' own models say; Heed's go on to take it.
         message = "`past_key_values` is deprecated in transformers: use `cache` instead."
         warnings.warn(message, FutureWarning, stacklevel=4)
     given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
@@ -51,13 +50,13 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
 
 
 def by_name(cache: Any) -> dict[str, Any]:
-    """Return a cache as a keyword argument of the installed version's functions and outputs."""
+    """Return a cache as a keyword argument of the installed version."""
     return {CACHE: cache}
 
 
 def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method with a parameter `cache` take it by either name, and show that of the installed version."""
-    # Cached: `generate()` inspects it at every token, which takes as long as a small model's attention or cell.
+    """Let a method take its parameter `cache` by either name, and show that of the installed version."""
+    # Made once: `generate()` reads it at every token, and to make it takes as long as a small model's attention.
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
 
@@ -70,17 +69,17 @@ def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decoder_output(states: torch.Tensor, cache: Any, **recorded: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-    """Return a decoder's output, in which the cache has its name of the installed version."""
+    """Return a decoder's output, with the installed version's name of the cache."""
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **{CACHE: cache}, **recorded)
 
 
 def cache_of(outputs: Any) -> Any:
-    """Return the cache in what a model or `generate()` returned; `None` where there is none, or tokens alone."""
+    """Return the cache in what a model or `generate()` returned, or `None`."""
     return getattr(outputs, CACHE, None)
 
 
 def check_peft() -> None:
-    """Raise an `ImportError` that says which versions go together, where transformers refuses the peft installed."""
+    """Raise an `ImportError` with the version needed, where transformers refuses the installed peft."""
     from transformers.integrations.peft import MIN_PEFT_VERSION
     from transformers.utils.peft_utils import check_peft_version
 

@@ -18,7 +18,7 @@ import heedful
 from guides import text_of
 from heedful.recipe_keys import keys_of
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import MODEL_TYPES, find_known, make_recipe, read_config, read_recipe, sizes, to_yaml
+from heedful.training.recipe_file import MODEL_TYPES, known_text, make_recipe, read_config, read_recipe, sizes, to_yaml
 from helpers import assert_error, slow_but
 
 PACKAGE = Path(heedful.__file__).parent
@@ -75,7 +75,7 @@ def test_an_unknown_name_is_answered_with_near_ones():
         assert_error(message, read_recipe, name, error=FileNotFoundError)
     with pytest.raises(FileNotFoundError, match=r"config smal \(`model.config`\) does not exist \(did you mean small"):
         read_config("smal")
-    assert_error(r"`NAME` must be .* but is 'paper-C-N3' \(did you mean paper-C-N", find_known, "paper-C-N3")
+    assert_error(r"`NAME` must be .* but is 'paper-C-N3' \(did you mean paper-C-N", known_text, "paper-C-N3")
 
 
 def test_every_recipe_is_one_and_its_model_can_be_built():

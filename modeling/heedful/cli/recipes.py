@@ -14,7 +14,7 @@ def recipes(name: Name = None, as_json: options.AsJson = False) -> None:
     from heedful.training import recipe_file
 
     if name is not None:
-        text = recipe_file.text_of(name).rstrip("\n")
+        text = recipe_file.known_text(name).rstrip("\n")
         options.print_result({"name": name, "text": text}, text, as_json)
         return
     recipes, sizes = recipe_file.recipes(), recipe_file.sizes()

@@ -128,10 +128,9 @@ def _read_tree(path: Path) -> dict[str, Any]:
 
 def read_values(text: str) -> list[Any]:
     """Read several values of a key, such as "0.1,0.2"."""
-    try:
+    values = None
+    with suppress(yaml.YAMLError):
         values, _ = read_yaml(f"[{text}]")
-    except yaml.YAMLError:
-        values = None
     if not isinstance(values, list):
         raise ValueError(f"Values must be YAML with commas between, but are {text!r} instead.")
     return values
@@ -149,18 +148,15 @@ def sizes() -> dict[str, str]:
     return dict(re.findall(r"^\| `([^`]+)` \| (.*?) \|$", table, flags=re.MULTILINE))
 
 
-def find_known(name: str) -> Path:
-    """Return the file of a recipe or a size that comes with the package."""
+def known_text(name: str) -> str:
+    """Return the text of a recipe or a size that comes with the package; for `keys` the listing of all keys."""
+    if name == "keys":
+        return listing()
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
     files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
     if name.removesuffix(".yaml") not in files:
         raise wrong("NAME", "be one that `heedful recipes` lists", f"{name!r}{_suggestion(Path(name), files)}")
-    return files[name.removesuffix(".yaml")]
-
-
-def text_of(name: str) -> str:
-    """Return the text of a recipe or a size that comes with the package; for `keys` the listing of all keys."""
-    return listing() if name == "keys" else find_known(name).read_text(encoding="utf-8")
+    return files[name.removesuffix(".yaml")].read_text(encoding="utf-8")
 
 
 def find_recipe(path: str | Path) -> Path:

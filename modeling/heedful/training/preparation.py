@@ -41,7 +41,7 @@ def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair 
 
 
 def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
-    """Load a run's tokenizers; if they are missing or damaged, those of the checkpoint, which is returned too."""
+    """Load a run's tokenizers, or those of the checkpoint, which is then returned too."""
     failure: Exception | None = None
     try:
         if folder.is_dir():
@@ -64,7 +64,7 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
 
 
 def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> TokenizerPair:
-    """Train the recipe's tokenizers on cleaned pairs; a vocabulary of all words includes those of held-out pairs."""
+    """Train tokenizers on cleaned pairs; a vocabulary of all words includes held-out pairs."""
     pairs = kept.train
     logger.info("training the tokenizer (%s, %s tokens)", settings.algorithm, settings.vocab_size or "all")
     if settings.sentences is not None and isinstance(pairs, Sized):
@@ -83,7 +83,7 @@ def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> 
 
 
 def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: str) -> None:
-    """Save a run's tokenizers, whole or not at all, with its recipe, which marks them as the run's own."""
+    """Save a run's tokenizers with its recipe, which marks them as its own."""
     with written_folder(folder) as partial:
         tokenizers.save_pretrained(partial)
         (partial / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -102,7 +102,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 
 
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
-    """Return the corpus of a run, with earlier tokenizers from `folder`, or new ones that are saved there."""
+    """Return a run's corpus; its tokenizers are loaded from `folder`, or saved there."""
     is_main, checkpoint = accelerator is None or accelerator.is_main_process, None
     given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
     if given is None:

@@ -127,7 +127,7 @@ def score_published(
     token_budget: int,
     sentences: int | None,
 ) -> dict[str, Any]:
-    """Measure a published folder on all ranks: on the tests, or without them on some validation `sentences`."""
+    """Measure a published folder on the tests, or without them on validation `sentences`."""
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}

@@ -91,7 +91,7 @@ def read_recipe(
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(map(re.compile(r"data(\.train|\.denoise|\.mixture.*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
-        # The card describes the file's own data: no model is published under the licence of others.
+        # The card's licence and texts are of the file's own data.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
@@ -104,7 +104,7 @@ def read_recipe(
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Read the recipe in a model's folder, maybe a stranger's; its files are looked for in that folder alone."""
+    """Read the recipe of a model's folder, maybe a stranger's: no path leaves the folder."""
     path = folder.resolve() / RECIPE_FILE
     if not is_plain_file(path, path.parent):
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
@@ -204,7 +204,7 @@ def yaml_text(text: str | None) -> str:
 
 
 def commented(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
-    """Write settings as lines of YAML, each with the note of its key after it, or above if it is long."""
+    """Write settings as lines of YAML with notes, above if they are long."""
     lines = []
     for name, value in tree.items():
         key, indent = f"{prefix}{name}", "  " * prefix.count(".")
@@ -320,7 +320,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str, hint: Any) -> Any:
-    """Read the value of an override: YAML, but plain text if the key takes text or YAML would cut it."""
+    """Read an override's value: YAML, or text if the key takes it or YAML would cut it."""
     try:
         value, rest = read_yaml(text)
         is_cut = bool(rest.strip())

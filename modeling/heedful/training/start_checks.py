@@ -57,7 +57,7 @@ def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, tr
 
 
 def check_start(found: Iterable[Fault]) -> None:
-    """Raise a `ValueError` for the first fault that ends a run or makes it worthless, and warn of the others."""
+    """Raise the first fault that ends a run or makes it worthless, and warn of the others."""
     for fault in found:
         if fault.level == "error" and fault.check in ("ends", "round_trip", "positions"):
             raise ValueError(fault.message)
@@ -117,7 +117,6 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
 def _too_long(
     data: DataRecipe, validation: ValidationRecipe, positions: int | None, splits: Mapping[str, EncodedPairs]
 ) -> Iterator[Fault]:
-    """Find rows and a generation length that are too long for the model or for attention."""
     new_tokens = validation.max_new_tokens
     if positions is not None and validation.sentences != 0 and new_tokens > positions:
         message = f"`validation.max_new_tokens` must be at most {positions}, the model's positions, but is "
@@ -137,7 +136,6 @@ def _too_long(
 
 
 def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np.ndarray) -> Iterator[Fault]:
-    """Find validation references, of these `lengths`, that are longer than what may be generated."""
     limits = {"decoding.max_length": (decoding.max_length, 1)}  # it counts the decoder's start token
     if validation.sentences != 0:
         limits["validation.max_new_tokens"] = validation.max_new_tokens, 0
@@ -150,7 +148,6 @@ def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np
 
 
 def _longest(lengths: np.ndarray, limit: int) -> list[int]:
-    """Return the numbers of the lengths above a limit, the longest first."""
     found = np.flatnonzero(lengths > limit)
     return [*found[np.argsort(-lengths[found], kind="stable")].tolist()]
 

@@ -98,7 +98,7 @@ def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch in pinned memory, with the places of its labels, which a GPU would be slow to find."""
+    """Return a batch in pinned memory, with the places of its labels: a GPU would find them slowly."""
     places = (tensors["labels"].flatten() != IGNORED_LABEL).nonzero()[:, 0]
     return _moved({**tensors, "target_places": places}, torch.Tensor.pin_memory)
 

@@ -35,7 +35,7 @@ from heedful.training.updates.schedule import learning_rate
 
 logger = logging.getLogger(__name__)
 
-# fp16 begins with a scale that is too large and halves it until gradients fit: no sign of divergence.
+# fp16 begins with too large a scale and halves it until gradients fit.
 FP16_SKIPS = 30
 
 
@@ -89,7 +89,7 @@ class TrainingLoop:
         with bar, self.signals, lost_processes_reported(self.accelerator), self.watch:
             self._train(bar)
             self.checkpoints.save(self.progress, must=True)
-            # This also makes every rank wait until the main one has written.
+            # Every rank waits here until the main one has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
             if self.recipe.checkpoints.publish == "best" and not self._is_due("validation"):
@@ -109,7 +109,7 @@ class TrainingLoop:
             return
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
-        # Not where ranks read a stream together: two threads of each would talk to the others at once.
+        # Not for ranks that read a stream: two threads of each would exchange data at once.
         is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus.training, StoredRows)
         if self.engine.feed.is_ahead and is_safe:
             updates = made_ahead(updates)
@@ -139,13 +139,11 @@ class TrainingLoop:
             epoch, done = epoch + 1, 0
 
     def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
-        """Divide an update among ranks and into micro-batches, and make this rank's tensors."""
         budget = self.token_budget  # read once: another thread may halve it
         parts = split_update(update, budget, self.accelerator.num_processes)
         return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
     def _train_on(self, update: MadeUpdate) -> None:
-        """Take one optimizer step, unless the gradient is not finite."""
         rows = [row for bucket in update.rows for row in bucket]
         tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
@@ -164,12 +162,11 @@ class TrainingLoop:
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1
         is_due = any(map(self._is_due, ("logging", "validation", "checkpoints"))) or (is_alone and any(stops))
-        # Of several ranks one that is to stop is heard one update later: the device computes meanwhile.
+        # Other ranks learn of a stop one update later: the device computes meanwhile.
         later = math.inf if is_alone else 1
         self._read_results(0 if is_due or not self.engine.decides_on_device else later)
 
     def _read_results(self, keep: float = 0) -> None:
-        """Count the results of all updates but the last `keep`."""
         for result in self.results.read(keep):
             self._is_stopping, self.time_is_up = result.stopping_ranks > 0, result.late_ranks > 0
             if not math.isfinite(result.gradient_norm):
@@ -195,7 +192,7 @@ class TrainingLoop:
             update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None
         try:
-            # Where memory may run out, no rank may wait for another's gradients before all have theirs.
+            # If memory may run out, no rank waits for others before all have gradients.
             sums = self.engine.accumulate(update.micro_batches, tokens, all_reduce=not shrinks)
         except RuntimeError as error:
             if not should_reduce_batch_size(error):
@@ -228,7 +225,6 @@ class TrainingLoop:
         )
 
     def _note_skipped(self, result: Result) -> None:
-        """Count a skipped update, and stop after too many."""
         allowed, norm = self.settings.skip_nonfinite_updates, result.gradient_norm
         if self.accelerator.scaler is not None:
             allowed = max(allowed, FP16_SKIPS)
@@ -243,7 +239,6 @@ class TrainingLoop:
         logger.warning("update %s is skipped: the norm of its gradient is %s", result.update, norm)
 
     def _after_update(self, bar: tqdm) -> None:
-        """Log, save and validate where the recipe says so, and obey a signal."""
         if self._is_due("logging"):
             rate = learning_rate(self.progress.update, self.settings, self.d_model)
             bar.total, ends = self._expected_end()

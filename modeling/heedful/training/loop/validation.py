@@ -31,7 +31,7 @@ Pairs = list[dict[str, Any]]
 def validate(
     settings: ValidationRecipe, decoding: DecodingRecipe, corpus: Corpus, engine: TrainingEngine
 ) -> dict[str, float]:
-    """Return loss, perplexity and, if the recipe has pairs translated, scores; the model stays in evaluation mode."""
+    """Return loss, perplexity and scores; the model stays in evaluation mode."""
     accelerator, budget = engine.accelerator, engine.feed.token_budget
     pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
@@ -48,7 +48,7 @@ def validate(
 
 @contextmanager
 def _measured_model(engine: TrainingEngine) -> Iterator[TrainableModel]:
-    """Yield an ordinary model; sharded weights are gathered, so that each rank generates without the others."""
+    """Yield an ordinary model, with which each rank generates without the others."""
     model = engine.network
     if engine.averages or is_sharded(engine.model):
         model = engine.plain_network(engine.accelerator.device)

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-# Gloo has no exception of its own: its messages about a process that has ended contain one of these.
+# Gloo's messages about a process that has ended contain one of these.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
 
 
@@ -36,7 +36,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
-    """Gather the shards of weights on the CPU, one weight after another; without `keep` this rank returns none."""
+    """Gather sharded weights on the CPU, one after another; without `keep` return none."""
     weights = {}
     for name, tensor in tensors.items():
         complete = full_tensor(tensor.detach())

@@ -28,7 +28,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
 
-# How long processes wait for the main one, which may prepare a large corpus; NCCL's default is 10 minutes.
+# Processes wait for the main one to prepare a large corpus; NCCL's default is 10 minutes.
 PATIENCE = timedelta(hours=3)
 
 

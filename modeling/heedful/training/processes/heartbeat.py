@@ -20,7 +20,7 @@ PAUSED = "paused"
 
 
 class Heartbeat(Watch):
-    """A context in which the main process of a run watches the others, and they watch it; all enter it."""
+    """A context that all processes enter: the main one watches the others, and they watch it."""
 
     def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):
         super().__init__()
@@ -83,7 +83,7 @@ class Heartbeat(Watch):
                     beat = self._store.get(f"alive-{rank}")
                     if beat != last[rank] or beat == PAUSED.encode():
                         last[rank], self._last_seen[rank] = beat, time.monotonic()
-            except RuntimeError:  # the store ended with the main process; perhaps this process is about to end as well
+            except RuntimeError:  # the main process has ended; perhaps this one is ending too
                 if not self._stopped.wait(2 * self.period):
                     self._end(0, "has ended")
                 return

@@ -11,7 +11,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 
 def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
-    """Raise a `ValueError` where a launcher contradicts recipe or machine, or asks for what is not supported."""
+    """Refuse a launcher that contradicts recipe or machine, or is not supported."""
     kind = _distributed_type()
     kinds = "NO, MULTI_GPU or FSDP (version 2)" if kind == "DEEPSPEED" else "NO where there is no GPU"
     hint = "fsdp2.yaml shards weights and optimizer; several processes on the CPU are started by torchrun."
@@ -38,7 +38,7 @@ def check_launch(settings: OptimizationRecipe, on_cpu: bool) -> None:
 
 
 def check_processes(on_cpu: bool) -> None:
-    """Check that as many processes were started as were asked for, and that each has a GPU if not on the CPU."""
+    """Check that all processes were started, and that each has a GPU if not on the CPU."""
     here, world, gpus = local_world_size(), world_size(), torch.cuda.device_count()
     if not on_cpu and here > gpus:
         where = "`num_processes` of the accelerate file divided by `num_machines`, `--nproc_per_node` of torchrun"
@@ -57,11 +57,10 @@ def check_processes(on_cpu: bool) -> None:
 
 
 def _distributed_type() -> str:
-    """Return the `distributed_type` of the accelerate file as far as a process can see it."""
     for kind in ("DEEPSPEED", "FSDP"):
         if parse_flag_from_env(f"ACCELERATE_USE_{kind}"):
             return kind
-    # Accelerate's launcher of several processes sets nothing about the CPU, its launcher of one always does.
+    # Accelerate's launcher sets the CPU's variable for one process only.
     by_accelerate = "ACCELERATE_DYNAMO_BACKEND" in os.environ and "ACCELERATE_USE_CPU" not in os.environ
     return "MULTI_GPU" if by_accelerate and "LOCAL_RANK" in os.environ else "NO"
 

@@ -80,7 +80,7 @@ def save_checkpoint(
 
 @contextmanager
 def written_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it becomes `path` when all is written, and is deleted after an error."""
+    """Yield a folder that becomes `path` when all is written, and is deleted after an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
@@ -199,7 +199,7 @@ class CheckpointStore:
         return progress
 
     def save(self, progress: Progress, must: bool) -> None:
-        """Write a checkpoint unless this update has one, and prune; a failure is an `OSError` if `must`, or logged."""
+        """Write this update's checkpoint, and prune; a failure is an `OSError` if `must`, or logged."""
         if self.saved_update == progress.update:
             return
         if any_rank(self.accelerator, not self.engine.weights_are_finite()):
@@ -260,7 +260,7 @@ def clear_leftovers(folder: Path, update: int) -> None:
 
 
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete all checkpoints but those of the updates in `keep`; after an error a later call tries again."""
+    """Delete all checkpoints but those of the updates in `keep`."""
     for update, path in list_checkpoints(folder):
         if update not in keep:
             try:
@@ -285,6 +285,5 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
 
 
 def _regular_updates(folder: Path, settings: CheckpointRecipe, progress: Progress) -> list[int]:
-    """Return the updates of the newest checkpoints at the recipe's interval, and the present one."""
     saved, now = [update for update, _ in list_checkpoints(folder)], progress.update
     return [update for update in saved if update % settings.every_updates == 0 or update == now][-settings.keep_last :]

@@ -123,7 +123,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """Make the folder and lock it within the context; with `overwrite` an earlier run's folder is renamed first."""
+    """Make and lock the folder; with `overwrite` an earlier run's is renamed first."""
     folder = folder.resolve()  # a link stays, and its target is renamed
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)
@@ -156,7 +156,6 @@ def _make_and_lock(folder: Path, locks: contextlib.ExitStack) -> None:
 
 
 def _move_aside(folder: Path) -> None:
-    """Rename the folder of an earlier run to the first free number, such as `run.1`."""
     names = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
     aside = next(path for path in names if not os.path.lexists(path))
     try:

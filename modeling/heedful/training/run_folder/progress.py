@@ -63,7 +63,7 @@ def place_in_run(progress: Progress, settings: OptimizationRecipe) -> str:
 def early_end(
     by: str | None, settings: OptimizationRecipe, patience: int | None, progress: Progress
 ) -> dict[str, Any]:
-    """Return the facts and the message of a run that `by`, a key of its recipe, ended early; else nothing."""
+    """Return facts and message of a run that `by`, a key, ended early; else nothing."""
     lengths = {name: length for name in ("max_updates", "max_epochs") if (length := getattr(settings, name))}
     if by is None or (by == "optimization.max_minutes" and not lengths):  # the one limit of the run
         return {}
@@ -79,7 +79,7 @@ def early_end(
 
 
 def unfinished(losses: Sequence[tuple[int, float]], by: str | None, settings: OptimizationRecipe) -> list[str]:
-    """Advise a longer run if its last fifth lowered the validation loss by a twentieth, to the lowest."""
+    """Advise a longer run if its last fifth lowered the validation loss by a twentieth."""
     if len(losses) < 5 or by == "validation.patience":
         return []
     last, loss = losses[-1]

@@ -56,7 +56,7 @@ class MicroBatches(Dataset[Any]):
         return self.length
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        """Return the rows of one micro-batch; `DataLoader` asks for them with a list of one number."""
+        """Return the rows of one micro-batch; `numbers` has one element."""
         ((epoch, place),) = (divmod(number, self.length) for number in numbers)
         if epoch != self.epoch:
             self.epoch, self.batches = epoch, self.plan(epoch)
@@ -107,7 +107,6 @@ def micro_batches(
 
 
 def _batches_of_rows(rows: int, size: int, seed: int | None, epoch: int) -> list[list[int]]:
-    """Cut the numbers of all rows, shuffled if there is a seed, into micro-batches of `size`."""
     order = np.arange(rows)
     if seed is not None:
         draws = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(rows)
@@ -120,7 +119,7 @@ def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, 
 
 
 def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
-    """Divide an update's buckets of row numbers, given `(rows, 2)` lengths, into micro-batches of equal tokens."""
+    """Divide an update's row numbers by `(rows, 2)` lengths into micro-batches of equal tokens."""
     buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
     if len(buckets) > parts:  # else they stay apart
         buckets = [sorted((row for bucket in buckets for row in bucket), key=by_length)]

@@ -59,7 +59,7 @@ class WholeCheckpoints(SharedUpdates):
         return str(Path(folder) / UNFINISHED) if self._is_saving else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint in another folder, rename it when it is whole, and push and delete as Trainer does."""
+        """Write a whole checkpoint, then push and delete as Trainer does."""
         finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
         folder = Path(self._get_output_dir(trial))
@@ -128,7 +128,7 @@ def finish_checkpoint(written: Path, path: Path) -> None:
 
 
 def checkpoint_to_resume(folder: Path) -> Path:
-    """Return the newest whole checkpoint of a run, and put damaged ones that are newer aside."""
+    """Return a run's newest whole checkpoint, and rename newer, damaged ones."""
     for _, written in list_checkpoints(folder / UNFINISHED, PREFIX):
         if find_damage(written) is None:  # a process was killed before it could rename it
             remove(folder / written.name)
@@ -149,7 +149,7 @@ def checkpoint_to_resume(folder: Path) -> Path:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Refuse a damaged checkpoint; one without a manifest, which another trainer wrote, cannot be checked."""
+    """Refuse a damaged checkpoint; one of another trainer has no manifest to check."""
     if path.is_dir() and not (path / MANIFEST).exists():
         logger.warning(f"{path} has no {MANIFEST}, so that its files cannot be checked.")
     elif (damage := find_damage(path)) is not None:

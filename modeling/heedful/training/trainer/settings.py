@@ -11,7 +11,7 @@ from heedful.training.trainer.batches import is_list
 
 BY_LENGTH = "(`tokens_per_update` groups by length without changing the updates)"
 OWN_LOSS = "(a loss of your own goes into the model's class: override its `loss`; docs/guides/own_model.md)"
-# When a rule holds, the setting, the values that are right, and what a message says that it must be.
+# When a rule holds, the setting, its right values, and their words in the message.
 RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("always", "compute_loss_func", (None,), f"None {OWN_LOSS}"),
     ("always", "accelerator_config.even_batches", (True,), "True"),

@@ -28,7 +28,7 @@ Count = torch.Tensor | int | None  # of the labels of an update
 
 
 class StreamedBatches(IterableDataset[Tensors]):
-    """One process's share of each update of a stream; all processes read it, and `copies` of them share one share."""
+    """One process's share of a stream that all processes read; `copies` of them have the same share."""
 
     def __init__(self, batches: DataLoader[Any], parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
@@ -95,7 +95,6 @@ class StreamedBatches(IterableDataset[Tensors]):
             raise ValueError(f"`train_dataset` must {must}, but gives others in epoch {self.epoch + 1}: {advice}.")
 
     def _check_agreement(self, mark: float) -> None:
-        """Refuse a stream that differs between processes."""
         if self.accelerator.num_processes == 1:
             return
         marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
@@ -133,7 +132,7 @@ class StreamedBatches(IterableDataset[Tensors]):
 class SharedUpdates(Seq2SeqTrainer):
     """The part of a trainer that reads its data."""
 
-    # transformers' own annotations are narrower (a model) or wider (the arguments) than what is used here.
+    # transformers' own annotations are narrower (model) or wider (arguments).
     args: Any
     model: Any
     tokens_per_update: int | None
@@ -141,7 +140,7 @@ class SharedUpdates(Seq2SeqTrainer):
     _stream: StreamedBatches | None = None  # `None` for a dataset with a length
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the micro-batches of this process; an update has the same number of them in every process."""
+        """Return this process's micro-batches, equally many in every process."""
         rows, self._stream = self.train_dataset, None
         if rows is None:
             return super().get_train_dataloader()  # which says that it is missing
@@ -183,7 +182,7 @@ class SharedUpdates(Seq2SeqTrainer):
         return cast("DataLoader[Any]", DataLoaderShard(self._stream, batch_size=None, **own))
 
     def _init_training_state(self, max_steps: int, updates_per_epoch: int, epochs: int, *args: Any) -> tuple[int, int]:
-        """Return the first epoch of a run, and how many of its micro-batches an earlier run has trained on."""
+        """Return a run's first epoch, and its finished micro-batches."""
         found = super()._init_training_state(max_steps, updates_per_epoch, epochs, *args)
         checkpoint, _ = args
         if checkpoint is None or self.args.ignore_data_skip:

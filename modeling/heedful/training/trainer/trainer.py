@@ -115,7 +115,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if own is None or self.args.generation_config is None:
             return
         settings = self.load_generation_config(self.args.generation_config)
-        # Without an end token generation would go on to its limit; without a length it would stop after 20 tokens.
+        # Without an end token generation goes on to its limit; without a length it stops after 20 tokens.
         has_length = settings.max_length is not None or settings.max_new_tokens is not None
         for name in SPECIAL_IDS if has_length else (*SPECIAL_IDS, "max_length", "max_new_tokens"):
             if getattr(settings, name) is None:
@@ -140,7 +140,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     def compute_loss(
         self, model: Any, inputs: Tensors, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
-        """Return the cross-entropy in nats per label of the whole update, and the model's outputs if asked for."""
+        """Return the cross-entropy in nats per label of the whole update, and maybe the outputs."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
@@ -176,12 +176,12 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return (loss, outputs) if return_outputs else loss
 
     def _keep_row_losses(self, losses: torch.Tensor, counts: torch.Tensor) -> None:
-        """Keep the summed losses of a batch's `(B)` pairs and the numbers of their labels, of all processes."""
+        """Keep all processes' `(B)` summed losses of pairs, and their numbers of labels."""
         rows = torch.stack([losses.detach().float(), counts.float()], dim=1)  # (B, 2)
         self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
     def training_step(self, model: Any, inputs: Tensors, num_items_in_batch: Count = None) -> torch.Tensor:
-        """Add up the gradient of a micro-batch; after the last one of an update make sure that its loss is finite."""
+        """Add a micro-batch's gradient; after an update's last one check that the loss is finite."""
         if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
             self._settle_buckets(model, inputs, num_items_in_batch)
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -195,7 +195,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return loss
 
     def _settle_buckets(self, model: DistributedDataParallel, inputs: Tensors, count: Count) -> None:
-        """Let DDP build its buckets by a gradient that is thrown away: a resumed run then adds in the same order."""
+        """Let DDP build its buckets before the first update, so that a resumed run adds in the same order."""
         self._settled_model = model
         if model.find_unused_parameters:  # it never builds other buckets
             return
@@ -207,7 +207,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         model.zero_grad()
 
     def _without_labels(self, inputs: Tensors) -> Tensors:
-        """Return the inputs with `decoder_input_ids` in place of the labels: the loss is not computed twice."""
+        """Replace the labels by `decoder_input_ids`, so that no loss is computed twice."""
         rest = {name: value for name, value in inputs.items() if name != "labels"}
         if not {"decoder_input_ids", "decoder_inputs_embeds"} & rest.keys():
             model = self._plain_model
@@ -243,7 +243,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         return super().get_test_dataloader(_listed(test_dataset))
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate as Seq2SeqTrainer does, but without its repetitions and with a loss over all labels."""
+        """Evaluate each pair once, with a loss over all labels."""
         self.gather_function, self._row_losses = self.accelerator.gather_for_metrics, []
         compute_metrics = self.compute_metrics
         if compute_metrics is not None and "loss" in self.args.include_for_metrics:
@@ -275,7 +275,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     def prediction_step(
         self, model: Any, inputs: Tensors, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
     ) -> tuple[Any, Any, Any]:
-        """Return loss, predictions and labels of one batch; generated tokens and labels are padded with -100."""
+        """Return loss, predictions and labels of one batch, padded with -100."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
@@ -298,7 +298,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
 
 def _counts_labels(model: Any) -> bool:
-    """Return whether a model divides its loss by a given number of labels, as Heed models do."""
+    """Return whether a model divides its loss by a given number of labels."""
     return "num_items_in_batch" in inspect.signature(model.forward).parameters
 
 
@@ -310,7 +310,6 @@ def _listed(rows: Any) -> Any:
 
 
 def _shifted(model: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Return `decoder_input_ids` for models without a method for it."""
     shifted = labels.new_full(labels.shape, special_token(model, "decoder_start_token_id"))
     shifted[:, 1:] = labels[:, :-1]
     return shifted.masked_fill(shifted == IGNORED_LABEL, special_token(model, "pad_token_id"))

@@ -19,11 +19,11 @@ from heedful.training.recipe import OptimizationRecipe
 
 logger = logging.getLogger(__name__)
 
-LONG_ENOUGH = 300.0  # seconds of a run without compiling: compiling takes about one minute, and saves up to a third
+LONG_ENOUGH = 300.0  # seconds of a run: compiling takes a minute, and saves up to a third
 # The least seconds of an update, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
 UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
-GRAPHS_BELOW = 4e12  # operations of a micro-batch, 10 ms of a large card: a GPU waits for launches, a graph needs one
+GRAPHS_BELOW = 4e12  # operations of a micro-batch, 10 ms of a large card, which would wait for launches
 
 
 class CompiledBody:

@@ -95,7 +95,7 @@ class TrainingEngine:
                 self.accumulate(micro_batches, tokens=1, all_reduce=False)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-            if not is_too_large:  # the first update would fail too, and may be divided further
+            if not is_too_large:  # else the first update fails too, and may be divided
                 self.body = None
                 logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
         if isinstance(self.model, DistributedDataParallel):
@@ -155,7 +155,7 @@ class TrainingEngine:
         """Change the weights at a learning rate, if the norm is finite."""
         set_learning_rate(self.optimizer, rate)
         if self.decides_on_device:
-            # If this is 1, torch's fused optimizers change neither weights nor moments nor their count of steps.
+            # If this is 1, torch's fused optimizers change nothing.
             self.optimizer.optimizer.found_inf = (~norm.isfinite()).float()
             self.optimizer.step()
         elif math.isfinite(norm.item()):
@@ -173,7 +173,7 @@ class TrainingEngine:
         return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
-        """Return whole weights by name, or their averages, tied ones once, and saved buffers; all ranks call it."""
+        """Return whole weights (or their averages), tied ones once, and buffers; all ranks call it."""
         saved = self.network.state_dict()
         parameters: dict[str, torch.Tensor] = dict(self.network.named_parameters())
         if self.averages:
@@ -233,7 +233,7 @@ class Result(NamedTuple):
 
 
 class Results:
-    """Results in order, read several at once because a GPU knows them late; all ranks add and read alike."""
+    """Results in order, read several at once because a GPU has them late."""
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator = accelerator

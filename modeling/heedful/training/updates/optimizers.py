@@ -13,7 +13,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 MOMENTUM = 0.95  # of Muon
 AT_ONCE = 1 << 24  # numbers of matrices that are multiplied together; they need five times that memory
-AVERAGED = "training_weight"  # in the saved state of an optimizer that averages: the weight before averaging
+AVERAGED = "training_weight"  # in the saved state of an optimizer that averages: the trained weight
 COUNTED = ("k", "weight_sum", "lr_max")  # by such an optimizer, in its groups
 
 

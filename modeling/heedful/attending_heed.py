@@ -30,12 +30,9 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Weights]]
 
 
 class Call(NamedTuple):
-    """What the layers of a stack read besides the states.
+    """What the layers of a stack read besides the states."""
 
-    A layer takes its parts as arguments: Accelerate moves those between devices, FSDP casts them, and activation
-    checkpointing differentiates with respect to them.
-    """
-
+    # A layer takes these as arguments, since Accelerate moves, FSDP casts and checkpointing differentiates arguments.
     function: AttentionFunction | None = None  # by default equation 1 as written
     mask: Any = None  # of self-attention, as the function takes it, or a `WindowedMask`
     positions: torch.Tensor | None = None  # (B, length)
@@ -95,9 +92,8 @@ def call_of(
 ) -> Call:
     """Check a stack's inputs and return the call of its layers.
 
-    Only shape, dtype and device of the `(B, length, D)` embeddings are read. The mask is `(B, past_length + length)`;
-    a `packing` among the `options` of the stack's `forward` lays out the states. The source is `(sources, S, D)`, its
-    tokens `(sources, S)`. Masks are 0 at padding.
+    Embeddings are `(B, length, D)`, their mask `(B, past_length + length)`, the source `(sources, S, D)`, its tokens
+    `(sources, S)`; a `packing` among the `options` of the stack's `forward` lays out the states.
     """
     length, side = embeddings.shape[1], stack.side
     packing, records = options.pop("packing", None), options.get("output_attentions")
@@ -228,10 +224,7 @@ FEWEST_BLOCKS = 4  # shorter sequences are masked instead
 
 
 class WindowedMask(NamedTuple):
-    """The mask of restricted self-attention by blocks of queries, each as wide as the neighbourhood.
-
-    The keys of a block lie in one window: the block before it, itself and, in the encoder, the block after it.
-    """
+    """The mask of restricted self-attention, by blocks of queries, each with the keys of two or three blocks."""
 
     windows: torch.Tensor  # (batch · blocks, 1, block, window), as the attention function takes its mask
 

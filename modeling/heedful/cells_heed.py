@@ -90,10 +90,7 @@ class RNNCell(Cell, nn.RNN):
 
 
 class LSTMCell(Cell, nn.LSTM):
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000).
-
-    Its cell c is only scaled and added to, so that gradients reach far back.
-    """
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997; Gers et al., 2000)."""
 
     fused_step = staticmethod(torch.lstm_cell)
 
@@ -101,6 +98,7 @@ class LSTMCell(Cell, nn.LSTM):
         """Return the next state (h, c) from `read`, the `(batch, 4 · hidden_size)` W x + b of the next token."""
         hidden, cell = state
         gates = self.gates(read, hidden)
+        # c is only scaled and added to, so that gradients reach far back.
         cell = gates["forget"] * cell + gates["input"] * gates["candidate"]
         return gates["output"] * cell.tanh(), cell
 
@@ -146,15 +144,11 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 
 
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
-    """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`.
-
-    Under autocast products are in bfloat16, and states stay in float32. Traced code must not depend on padding, which
-    fused cells leave out.
-    """
+    """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`."""
     if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
         return False
-    is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    return not is_mixed and not (is_traced() and tokens is not None)
+    is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")  # products in bfloat16, states in float32
+    return not is_mixed and not (is_traced() and tokens is not None)  # traced code must not leave out padding
 
 
 def run_fused(

@@ -285,7 +285,7 @@ class CompiledSteps:
 def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None) -> dict[str, Any]:
     """Return a search's arguments with one row of the source for the `each` hypotheses of a sentence.
 
-    For other models than Heed's Transformer, and where a user's code may read the rows, each hypothesis keeps its own.
+    Each keeps its own with other models than Heed's Transformer, and where a user's code may read the rows.
     """
     if not (isinstance(model, CachedGenerationMixin) and runs_known_code(model)):
         return arguments

@@ -66,8 +66,9 @@ class OutputLoss(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
             predicted = places.view(1 if objective is None else objective.passes, -1)
-            size = tokens_at_once(states.device, len(weight)) // len(predicted)
-            for rows in predicted.split(size, dim=1) if predicted.numel() else ():
+            on_cpu = states.device.type == "cpu"
+            at_once = TOKENS_AT_ONCE if on_cpu else max(TOKENS_AT_ONCE, LOGITS_ON_GPU // len(weight))
+            for rows in predicted.split(at_once // len(predicted), dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
                 logits = linear(part, matrix, None if bias is None else bias.to(dtype))
@@ -89,11 +90,6 @@ class OutputLoss(torch.autograd.Function):
         """Scale the gradients that `forward` has computed."""
         gradient = gradient.flatten()[0]
         return *(None if known is None else known * gradient for known in ctx.saved_tensors), *[None] * 4
-
-
-def tokens_at_once(device: torch.device, vocabulary: int) -> int:
-    """Return the number of target tokens whose logits are held at once."""
-    return TOKENS_AT_ONCE if device.type == "cpu" else max(TOKENS_AT_ONCE, LOGITS_ON_GPU // vocabulary)
 
 
 def replace_by_gradient(

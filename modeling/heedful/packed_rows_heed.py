@@ -44,10 +44,7 @@ PADDED = Layout()
 
 
 class UniqueRows(torch.autograd.Function):
-    """Takes rows of a matrix; its gradient takes rows too, instead of adding them up.
-
-    A row that is not taken exactly once must have a gradient of zero.
-    """
+    """Takes rows of a matrix, and rows of a gradient, which must be zero for rows not taken exactly once."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -59,10 +59,7 @@ class RotaryPositions(nn.Module):
 def positions_of(
     length: int, past_length: int | torch.Tensor, attention_mask: torch.Tensor | None, device: torch.device | str
 ) -> torch.Tensor:
-    """Return the `(B, length)` positions of the newest tokens, without padding on either side.
-
-    The mask is `(B, past_length + length)`, 0 at padding; without such a mask positions are `(1, length)`.
-    """
+    """Return the `(B, length)` positions of the newest tokens, not counting padding; `(1, length)` without a mask."""
     if attention_mask is None or attention_mask.dim() != 2:
         return (torch.arange(length, device=device) + past_length)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:].to(device)

@@ -281,11 +281,8 @@ class HeedBaseModel(PreTrainedModel):
 
 @torch.no_grad()
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
-    """Resize embeddings, or a pre-softmax layer and its bias, in place; new rows are drawn.
-
-    Rows near the mean of the old ones are of Hewitt (2021, "Initializing New Word Embeddings for Pretrained Language
-    Models").
-    """
+    """Resize embeddings, or a pre-softmax layer and its bias, in place."""
+    # Near the mean: Hewitt (2021, "Initializing New Word Embeddings for Pretrained Language Models").
     for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
         if mean_resizing:
@@ -334,11 +331,7 @@ def widen_second_products(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def align_weights(model: PreTrainedModel) -> None:
-    """Move loaded weights to aligned addresses.
-
-    They lie as in their file, after a header of any length, and MKL sums in another order, with other last bits, where
-    a matrix does not begin at a multiple of 16 bytes.
-    """
+    """Move loaded weights, which lie as in their file, to aligned addresses; elsewhere MKL sums in another order."""
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
             weight.data = weight.data.clone()
@@ -359,10 +352,7 @@ def check_device_map(model: PreTrainedModel) -> None:
 
 
 def changed_code(model: HeedBaseModel) -> str | None:
-    """Return the name of a user's class or method that a model may run, or `None`.
-
-    Classes of torch, adapters and quantizers are not a user's: transformers saves them.
-    """
+    """Return the name of a user's class or method (not of torch, adapters, quantizers) in a model, or `None`."""
     kinds = type(model).__mro__
     for kind in kinds[: kinds.index(next(filter(is_ours, kinds)))]:
         for name, value in vars(kind).items():

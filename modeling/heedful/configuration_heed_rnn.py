@@ -19,8 +19,8 @@ class HeedRNNConfig(HeedBaseConfig):
             source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
             decoder_start_token_id, format_version: As in `HeedConfig`.
         embedding_size (`int`): Width of the embeddings, and of what the pre-softmax matrix reads.
-        hidden_size (`int`): Width of the decoder's state and of the encoder's output, of which each direction of a
-            bidirectional encoder has half.
+        hidden_size (`int`): Width of the decoder's state and of the encoder's output; each direction of a
+            bidirectional encoder has half of it.
         encoder_layers, decoder_layers (`int`): Number of recurrent layers.
         cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
             et al., 2000) or `gru` (Cho et al., 2014).

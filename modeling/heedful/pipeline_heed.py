@@ -232,7 +232,7 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
         """Split a text at line breaks, and at sentences where asked for or needed."""
-        found: list[list[str]] = [[""]]  # a sentence, and the parts of what is behind it
+        found: list[list[str]] = [[""]]  # a sentence, and the parts of the space after it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
             sentences = split_sentences(line, keeps_markup=bool(split))

@@ -29,7 +29,7 @@ SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
 # Methods that neither encode nor decode: a saved model may be without those of a user.
 UNSAVED = ("loss", "save_pretrained", "from_pretrained")
-ALIGNMENT = 64  # torch puts a tensor on the CPU at a multiple of so many bytes
+ALIGNMENT = 64  # bytes; torch puts tensors on the CPU at multiples of it
 
 
 class HubAccess:

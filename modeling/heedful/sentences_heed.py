@@ -9,7 +9,7 @@ ABBREVIATION = re.compile(
     r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
     r"bzw|usw|Mme|Mlle|pp|vol|(?:[A-Za-z]\.)+[A-Za-z])|\d{4}\. ?\d{1,2}(?:\. ?\d{1,2})?)\.$"
 )
-# ... or the sentence goes on: with the next number of a date, or behind what somebody said in Korean.
+# ... or the sentence goes on: with the next number of a date, or after a Korean quotation.
 KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")

@@ -167,7 +167,8 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
         for word in line.split():
             match = LINK.fullmatch(word)
             if match is None:
-                raise ValueError(f"A link must be as 0-1, 0?1 or 0p1, but is {word!r} in line {number} of {path}.")
+                where = f"in line {number} of {path}"
+                raise ValueError(f"A link must be as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
             link = int(match[1]), int(match[3])
             possible.add(link)
             if match[2] == "-":

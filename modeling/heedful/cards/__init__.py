@@ -1,1 +1,1 @@
-"""What a model is published with: its card, its learning curve, and what `heedful push` sends."""
+"""Publication: the model card, the learning curve, and the push to the Hub."""

@@ -1,1 +1,1 @@
-"""A recipe judged before it trains: its pairs, tokens, length, memory and time."""
+"""A recipe checked before training: its pairs, tokens, number of updates, memory and time."""

@@ -1,1 +1,1 @@
-"""Text in, text out: a trained model loaded, its engines, its translations and their scores, how they are searched."""
+"""Text in, text out: loading a trained model, translating with one of two engines, and scoring given translations."""

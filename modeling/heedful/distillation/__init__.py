@@ -1,1 +1,1 @@
-"""What a model makes for another one to learn from: pairs, and probabilities of tokens."""
+"""Data that a trained model makes to train another model: pairs, and probabilities of tokens."""

@@ -1,1 +1,1 @@
-"""Other forms of a saved model, compared with it before anything is kept: for transformers alone, and one page."""
+"""A saved model in other forms, each compared with it first: transformers' own class, ONNX, CTranslate2, one page."""

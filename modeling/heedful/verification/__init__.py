@@ -1,1 +1,1 @@
-"""A trained model measured: whether it behaves as any other, and whether its engines agree."""
+"""A saved model checked: it behaves as any model of transformers, and its engines agree."""

@@ -1,1 +1,1 @@
-"""What a recipe asks of epochs: rows drawn anew, noise in texts, a teacher's tokens, pairs that are streamed."""
+"""The rows of each epoch: pairs as token ids, drawn or changed, and divided into batches."""

@@ -1,1 +1,1 @@
-"""What happens while a run trains: its updates, their learning rates, and what is measured, averaged and logged."""
+"""The loop of a run: it feeds updates to the model, validates, monitors and logs."""

@@ -1,7 +1,7 @@
 # make quickstart: train, evaluate, translate and look at a model, from nothing.   make test: the tests.
 # Both create the environment in .venv first, once; the quickstart's has only what it uses. Other commands: make test-all
 # (the slow tests too, before a release), make release (the files for an index, in dist/, tried in fresh environments),
-# make site (the documentation as a site, in site/), make check (linters, types, sizes of files), make bench (benchmarks on the CPU,
+# make site (the documentation as a site, in site/), make check (linters, types, prose, sizes of files), make bench (benchmarks on the CPU,
 # figures in runs/benchmarks), make gpu (all that needs a graphics card, which the tests leave alone: checks and
 # benchmarks), make oldest and make newest (the tests with the oldest libraries, in .venv-oldest, and with today's newest,
 # in .venv-newest), make machines (the tests as other processors compute them), make clean. VENV=.venv-oldest runs any of them with the oldest libraries.
@@ -84,6 +84,8 @@ check: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell *.md docs modeling scripts configuration .github skills
+	$(BIN)/python scripts/upkeep/prose.py
 	$(BIN)/python scripts/upkeep/sizes.py
 
 format: $(DEVELOPED)

@@ -1,0 +1,131 @@
+"""Count the English words of the project, and the habits that make a reader read a sentence twice.
+
+    python scripts/upkeep/prose.py                       # the counts with their ceilings; exit status 1 above one
+    python scripts/upkeep/prose.py --show what           # each place of a habit
+    python scripts/upkeep/prose.py docs/install.md       # the counts of some files
+
+Ceilings only fall: lower them when the counts have fallen. CONTRIBUTING.md has the rules with examples.
+"""
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES, COMMENTS, MESSAGES = "pages", "docstrings and comments", "messages"  # messages: help and errors
+MOST_WORDS = {PAGES: 73_500, COMMENTS: 53_000}
+LONG, MOST_LONG = 30, {PAGES: 200, COMMENTS: 30, MESSAGES: 5}  # words of a long sentence, and the most long sentences
+# A habit, and its most places per 1,000 words in pages, in docstrings and comments, and in messages.
+HABITS = {
+    "what": (r"\bwhat\b", 7.1, 3.6, 2.6),
+    "of a": (r"\bof an?\b", 3.9, 11.5, 9.9),
+    "tell": (r"\b(?:tells?|told|says?|said|asks?|asked|knows?|reads?)\b", 6.2, 5.7, 9.9),
+    "where": (r"\bwhere\b", 9.9, 9.9, 9.9),
+    "which": (r",(?: \w+)? which\b", 9.9, 9.9, 9.9),
+    "who": (r"\bwho\b", 9.9, 9.9, 9.9),
+    "beside": (r"\b(?:beside|behind|stands?|foretell|foretold)\b", 9.9, 9.9, 9.9),
+    "so many": (r"\b(?:so|as) (?:many|much|often)\b", 9.9, 9.9, 9.9),
+    "own": (r"\bown\b", 9.9, 9.9, 9.9),
+    "alone": (r"\balone\b", 9.9, 9.9, 9.9),
+}
+NO_PROSE = re.compile(r"^( *)(```|~~~).*?^\1\2`*\s*$|^---\n.*?^---$|<!--.*?-->|https?://\S+|<[^>\n]+>", re.M | re.S)
+WORD = re.compile(r"[A-Za-z][\w'-]*")
+SENTENCE = re.compile(r"(?<=[.!?:;])\s|\n\s*\n|\n\s*(?:[-*#|>]|\d+\.)|\|")
+
+
+def texts_of_code(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield kind, line and text of the docstrings, comments, and messages of a Python file."""
+    source = path.read_text(encoding="utf-8")
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            docstrings.add(node.body[0].value)
+            yield COMMENTS, node.body[0].lineno, ast.get_docstring(node)
+        # `ast.walk` goes from the outside to the inside: a docstring is found before its string.
+        is_string = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
+        if is_string and len(WORD.findall(node.value)) > 3 and "\n" not in node.value.strip():
+            yield MESSAGES, node.lineno, node.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield COMMENTS, token.start[0], token.string.lstrip("# ")
+
+
+def texts_of(path: Path) -> list[tuple[str, int, str]]:
+    """Return kind, first line and prose of each text of a page or Python file; a line keeps its number."""
+    if path.suffix == ".py":
+        return [*texts_of_code(path)]
+    page = NO_PROSE.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
+    return [(PAGES, 1, page)]
+
+
+def counted_files() -> list[Path]:
+    """Return the English pages that git knows, and the Python files of the package."""
+    command = ["git", "ls-files", "-z", "*.md", "modeling/*.py"]
+    names = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
+    return [ROOT / name for name in names if name and "/ko/" not in name and ".ko." not in name]
+
+
+def places(habit: str, files: Sequence[Path]) -> Iterator[str]:
+    """Yield file, line and surroundings of each place of a habit."""
+    pattern = re.compile(HABITS[habit][0], re.IGNORECASE)
+    for path in files:
+        for _, first, text in texts_of(path):
+            for found in pattern.finditer(text):
+                line = first + text.count("\n", 0, found.start())
+                around = text[max(0, found.start() - 60) : found.end() + 60]
+                yield f"{path.relative_to(ROOT)}:{line}: {' '.join(around.split())}"
+
+
+def report(files: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Return the lines of a table, and what is above its ceiling."""
+    texts: dict[str, list[str]] = {PAGES: [], COMMENTS: [], MESSAGES: []}
+    for path in files:
+        for kind, _, text in texts_of(path):
+            texts[kind].append(text)
+    words = {kind: sum(len(WORD.findall(text)) for text in texts[kind]) for kind in texts}
+    rows = {"words": {kind: (float(words[kind]), float(MOST_WORDS.get(kind, 10**6))) for kind in texts}}
+    for habit, (pattern, *most) in HABITS.items():
+        found = {kind: sum(len(re.findall(pattern, text, re.IGNORECASE)) for text in texts[kind]) for kind in texts}
+        shares = {kind: round(1000 * found[kind] / max(1, words[kind]), 2) for kind in texts}
+        rows[f"{habit}, per 1,000 words"] = dict(zip(texts, zip(shares.values(), most, strict=True), strict=True))
+    sentences = {kind: [part for text in texts[kind] for part in SENTENCE.split(text)] for kind in texts}
+    long = {kind: sum(len(WORD.findall(part)) > LONG for part in sentences[kind]) for kind in texts}
+    rows[f"sentences above {LONG} words"] = {kind: (float(long[kind]), float(MOST_LONG[kind])) for kind in texts}
+    lines = [f"{'':30}" + "".join(f"{kind:>28}" for kind in texts)]
+    for name, row in rows.items():
+        lines.append(f"{name:30}" + "".join(f"{f'{found:,g} of {most:,g}':>28}" for found, most in row.values()))
+    above = [
+        f"{kind}: {name}: {found:,g}, at most {most:,g}"
+        for name, row in rows.items()
+        for kind, (found, most) in row.items()
+        if found > most
+    ]
+    return lines, above
+
+
+def main() -> int:
+    """Print the counts, or the places of a habit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, help="pages and Python files; all of the project if none")
+    parser.add_argument("--show", choices=HABITS, help="print each place of a habit")
+    options = parser.parse_args()
+    files = [path.resolve() for path in options.files] or counted_files()
+    if options.show:
+        print("\n".join(places(options.show, files)))
+        return 0
+    lines, above = report(files)
+    print("\n".join(lines))
+    if above and not options.files:
+        print("Above the ceiling (scripts/upkeep/prose.py --show finds the places):", *above, sep="\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,8 +44,7 @@ def each_alone(models, rows, averaged=None, **options):
 
         def next_token(tokens, row=row):
             asked = [plain.ask(model, row, tokens) for model in models]
-            probabilities = averaged([each for each, *_ in asked]) if averaged else asked[0][0]
-            return probabilities, asked[0][1]
+            return averaged(asked) if averaged else asked[0]
 
         found += plain.PlainBeamSearch(next_token, **options).search()
     return found
@@ -106,10 +105,10 @@ def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
 @pytest.mark.parametrize(("kind", "cached"), [("heed", False), *((kind, True) for kind in KINDS)])
 def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(kind, cached):
     model, rows = model_of(kind), sentences(*LENGTHS)
-    strategy = BeamSearch(length_penalty_form="gnmt", coverage_penalty=0.3, tokens_beyond_source=2)
+    strategy = BeamSearch(length_penalty_form="gnmt", tokens_beyond_source=2)
     options = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6, "use_cache": cached}
     ours = decode(model, rows, strategy, max_new_tokens=9, **options)
-    plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6, "beta": 0.3}
+    plain = {"beams": 4, "penalty": gnmt, "alpha": 0.6}
     theirs = (each_alone([model], [row], limit=min(9, len(row) + 2), **plain) for row in rows)
     assert_same(ours, [*chain.from_iterable(theirs)])
 
@@ -122,23 +121,22 @@ def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
 
 
 WEIGHTS = (0.5, 0.3, 0.2)
-AVERAGES = {
-    "probabilities": lambda logs: sum(weight * each.exp() for weight, each in zip(WEIGHTS, logs, strict=True)).log(),
-    "log_probabilities": lambda logs: sum(weight * each for weight, each in zip(WEIGHTS, logs, strict=True)),
-}
 
 
-@pytest.mark.parametrize(("averaging", "cached"), [("probabilities", True), ("log_probabilities", False)])
-@pytest.mark.parametrize("kind", ["heed", "t5"])
-def test_an_ensemble_equals_the_plainest_search_over_averages(kind, averaging, cached):
+def averaged(logs):
+    return sum(weight * each.exp() for weight, each in zip(WEIGHTS, logs, strict=True)).log()
+
+
+@pytest.mark.parametrize(("kind", "cached"), [("heed", True), ("t5", False)])
+def test_an_ensemble_equals_the_plainest_search_over_averages(kind, cached):
     # Heed alone takes padding on the left.
     third, side = ("heed", "left") if kind == "heed" else ("marian", "right")
     models, rows = [model_of(kind, 0), model_of(kind, 1), model_of(third, 2)], sentences(*LENGTHS)
-    strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], averaging=averaging, length_penalty_form="gnmt")
+    strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], length_penalty_form="gnmt")
     options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6, "use_cache": cached}
     ours = decode(models[0], rows, strategy, side, **options)
     plainest = {"beams": 3, "limit": LIMIT, "penalty": gnmt, "alpha": 0.6}
-    assert_same(ours, each_alone(models, rows, AVERAGES[averaging], **plainest))
+    assert_same(ours, each_alone(models, rows, averaged, **plainest))
 
 
 def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
@@ -158,7 +156,7 @@ def test_an_ensemble_goes_on_with_padded_prompts_as_with_each_alone():
 def test_options_of_all_kinds_work_together():
     models, rows = [model_of("heed", seed) for seed in (0, 1)], sentences(*LENGTHS)
     strategy = BeamSearch(
-        **{"models": models[1:], "force_words_ids": [[20, 21]], "coverage_penalty": 0.2},
+        **{"models": models[1:], "force_words_ids": [[20, 21]]},
         **{"length_penalty_form": "gnmt", "tokens_beyond_source": 4},
     )
     settings = {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.6}
@@ -194,9 +192,7 @@ REFUSED = {
     "`force_words_ids` must be given once": ({"force_words_ids": [[20]]}, {"force_words_ids": [[21]]}),
     "`num_beams` must be at least 2 with forced words": ({"force_words_ids": [[20]]}, {"num_beams": 1}),
     "`length_penalty_form` must be": ({"length_penalty_form": "wu"}, {}),
-    "`coverage_penalty` must be at least 0": ({"coverage_penalty": -0.1}, {}),
     "`tokens_beyond_source` must be at least 1": ({"tokens_beyond_source": 0}, {}),
-    "`averaging` must be": ({"averaging": "votes"}, {}),
     "`weights` must hold a positive number": ({"weights": [1.0, 2.0]}, {}),
     "`penalty_alpha` must not be set": ({}, {"penalty_alpha": 0.5}),
     "`dola_layers` must not be set": ({}, {"dola_layers": "low"}),
@@ -212,7 +208,7 @@ def test_settings_that_cannot_be_combined_are_refused_by_name():
 
 
 def test_models_and_inputs_that_the_search_cannot_take_are_refused():
-    model, ids, other, eager = tiny_model(), torch.tensor([[20, 21]]), tiny_model(), model_of("marian")
+    model, ids, other = tiny_model(), torch.tensor([[20, 21]]), tiny_model()
     other.generation_config.decoder_start_token_id = 7
     split = tiny_model(decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
     members = [(tiny_model(vocab_size=98), "target size 99"), (split, "target size 99")]
@@ -229,14 +225,11 @@ def test_models_and_inputs_that_the_search_cannot_take_are_refused():
     cases.append(((BeamSearch(), filled), f"`{CACHE}` must be empty"))
     given = {"input_ids": ids, "num_beams": 2}
     assert_refused(cases, lambda case: model.generate(custom_generate=case[0], **given | case[1]))
-    eager.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="attn_implementation='eager'"):
-        eager.generate(ids, custom_generate=BeamSearch(coverage_penalty=0.2), num_beams=2)
 
 
 def test_a_token_that_a_model_rules_out_is_no_number_gone_wrong():
     one = torch.tensor([[0.5, 0.5, 0.0]]).log()
-    assert torch.equal(average([one, one], [0.5, 0.5], "probabilities"), one)
+    assert torch.equal(average([one, one], [0.5, 0.5]), one)
 
 
 WORDS = {

@@ -71,7 +71,7 @@ def beams_of(model, source, prompt=(START,), **options):
     """Return the scores and tokens of four beams, best first."""
 
     def next_token(after):
-        return log_probabilities(model, source, [*prompt, *after[1:]]), torch.ones(1)
+        return log_probabilities(model, source, [*prompt, *after[1:]])
 
     return PlainBeamSearch(next_token, beams=4, limit=LIMIT, **options).search()
 

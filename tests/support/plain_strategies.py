@@ -1,6 +1,5 @@
 """The decoding strategies as plainly as they can be written: one sentence, lists, no cache, all from scratch."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,12 +22,11 @@ T5_SIZES = {
     **{"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
     **{"dropout_rate": 0.0, "pad_token_id": PAD, "eos_token_id": 2, "decoder_start_token_id": START},
 }
-EAGER = {"attn_implementation": "eager"}  # the other kernels of these models return no attention weights
 KINDS = {
     "heed": lambda: tiny_model(attention="eager"),
-    "marian": lambda: transformers.MarianMTModel._from_config(transformers.MarianConfig(**SIZES), **EAGER),
-    "bart": lambda: transformers.BartForConditionalGeneration._from_config(transformers.BartConfig(**SIZES), **EAGER),
-    "t5": lambda: transformers.T5ForConditionalGeneration._from_config(transformers.T5Config(**T5_SIZES), **EAGER),
+    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**SIZES)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**SIZES)),
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES)),
     "recurrent": lambda: tiny_model(family="recurrent"),
 }
 
@@ -74,20 +72,9 @@ def assert_same(ours, theirs):
 
 @torch.no_grad()
 def ask(model, source, tokens):
-    """Return log-probabilities of the next token that repeat none, attention to the source, and hidden states."""
-    outputs = model(
-        input_ids=source[None],
-        decoder_input_ids=torch.tensor([tokens]),
-        output_attentions=True,
-        output_hidden_states=True,
-        use_cache=False,
-    )
-    log_probabilities = outputs.logits[0, -1].log_softmax(-1)
-    return (
-        without(log_probabilities, tokens),
-        outputs.cross_attentions[-1][0, :, -1].mean(0),
-        outputs.decoder_hidden_states[-1][0],
-    )
+    """Return log-probabilities of the next token that repeat none."""
+    logits = model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return without(logits[0, -1].log_softmax(-1), tokens)
 
 
 def without(log_probabilities, tokens):
@@ -106,48 +93,42 @@ def gnmt(length, alpha):
 
 @dataclass
 class PlainBeamSearch:
-    """Beam search; `next_token(tokens)` gives log-probabilities and attention weights."""
+    """Beam search; `next_token(tokens)` gives log-probabilities."""
 
     next_token: Callable
     beams: int
     limit: int
     penalty: Callable = power
     alpha: float = 1.0
-    beta: float = 0.0
 
     def search(self):
         """Return `(score, tokens)` of all finished hypotheses, best first."""
-        running, finished = [(0.0, [START], 0.0)], []
+        running, finished = [(0.0, [START])], []
         for length in range(1, self.limit + 1):
             running = self.advance(self.candidates(running), finished, length) if running else []
         return finished
 
     def candidates(self, running):
         found = []
-        for score, tokens, coverage in running:
-            log_probabilities, attention = self.next_token(tokens)
-            for token, value in enumerate(log_probabilities.tolist()):
-                found.append((score + value, [*tokens, token], coverage + attention))
+        for score, tokens in running:
+            for token, value in enumerate(self.next_token(tokens).tolist()):
+                found.append((score + value, [*tokens, token]))
         return sorted(found, key=lambda entry: -entry[0])
 
     def advance(self, candidates, finished, length):
         running = []
-        for place, (score, tokens, coverage) in enumerate(candidates):
+        for place, (score, tokens) in enumerate(candidates):
             if tokens[-1] in ENDS or length == self.limit:
                 if place < self.beams:
-                    finished.append((self.final(score, length, coverage), tokens))
+                    finished.append((score / self.penalty(length, self.alpha), tokens))
             elif len(running) < self.beams:
-                running.append((score, tokens, coverage))
+                running.append((score, tokens))
         finished[:] = sorted(finished, key=lambda entry: -entry[0])[: self.beams]
         if len(finished) < self.beams or not running:
             return running
-        best = max(score for score, _, _ in running)
+        best = max(score for score, _ in running)
         is_over = self.beams == 1 or best / self.penalty(length, self.alpha) <= finished[-1][0]
         return [] if is_over else running
-
-    def final(self, score, length, coverage):
-        attended = sum(math.log(min(weight, 1.0)) for weight in coverage.tolist())
-        return score / self.penalty(length, self.alpha) + self.beta * attended
 
 
 def contains(tokens, phrase):
@@ -196,7 +177,7 @@ def banks_of(running, next_token, words, beams):
     """Return the candidates by the number of tokens that they lack, best first."""
     pool = {}
     for row, (score, tokens) in enumerate(running):
-        for token, value in enumerate((score + next_token(tokens)[0]).tolist()):
+        for token, value in enumerate((score + next_token(tokens)).tolist()):
             pool[row, token] = value
     best = sorted(pool, key=lambda place: -pool[place])
     kept = set(best[: (1 + len(ENDS)) * beams])

@@ -79,7 +79,7 @@ def _most_probable(
         with torch.inference_mode():
             for members in zip(*(logits_in_parts(each, inputs, decoder_inputs) for each in models), strict=True):
                 each = [logits[labels[part] != IGNORED_LABEL].log_softmax(-1) for part, logits in members]
-                best.append(average(each, weights, "probabilities").topk(top_k))
+                best.append(average(each, weights).topk(top_k))
         found = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best]).exp()
         check_logits(found[1], models[0].dtype)
         ends = np.cumsum(lengths[1][numbers])[:-1]

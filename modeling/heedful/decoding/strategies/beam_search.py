@@ -7,15 +7,15 @@ length.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
-from heedful.decoding.search_settings import HUB_MODES, LengthPenaltyForm, end_tokens, filler
+from heedful.decoding.search_settings import HUB_MODES, LengthPenaltyForm, Numbers, end_tokens, filler
 from heedful.decoding.strategies import steps
-from heedful.decoding.strategies.beams import NEVER, Beam, check_found, coverage_penalty
+from heedful.decoding.strategies.beams import NEVER, Beam, check_found
 from heedful.decoding.strategies.constraints import ForcedWords, Progress, Words, read_constraints
 from heedful.decoding.strategies.steps import OnRows
 from heedful.files import check_at_least
@@ -43,13 +43,10 @@ class BeamSearch:
         length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt` by
             ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is generate()'s
             `length_penalty`. `None` takes the generation config's form, else `power`.
-        coverage_penalty: β of Wu et al. (2016, equation 14): hypotheses without attention to some source tokens rank
-            lower. The weights are the last layer's, averaged over heads (and models).
         tokens_beyond_source: Longest output, in tokens more than the source; 50 in *Attention Is All You Need*
             (section 6.1). Other limits hold too. `None` takes the generation config's, if any.
-        models: Further models with the same vocabulary that choose each token together (an ensemble).
+        models: Further models with the same vocabulary: the mean of all probabilities chooses each token.
         weights: Positive weights of the generating model and of `models`; brought to sum 1. `None` is equal.
-        averaging: Whether `probabilities` or `log_probabilities` of the models are averaged.
 
     Raises:
         ValueError: If, at a call, a setting is out of range or excludes another, words cannot be forced within the
@@ -59,11 +56,9 @@ class BeamSearch:
     force_words_ids: Sequence[Words] | None = None
     sentence_force_words_ids: Sequence[Sequence[Words]] | None = None
     length_penalty_form: LengthPenaltyForm = None
-    coverage_penalty: float = 0.0
     tokens_beyond_source: int | None = None
     models: Sequence[Seq2SeqModel] = field(default=(), repr=False)
     weights: Sequence[float] | None = None
-    averaging: steps.Averaging = "probabilities"
 
     def __call__(
         self,
@@ -98,16 +93,12 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     beams, returned = config.num_beams or 1, config.num_return_sequences or 1
     steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
     steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
-    check_at_least(0, coverage_penalty=strategy.coverage_penalty)
     check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
     has_shared, has_own = strategy.force_words_ids is not None, strategy.sentence_force_words_ids is not None
     steps.require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
     steps.require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
-    form, averaging = strategy.length_penalty_form, strategy.averaging
+    form, models, weights = strategy.length_penalty_form, strategy.models, strategy.weights
     steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
-    is_known = averaging in get_args(steps.Averaging)
-    steps.require(is_known, "averaging", "be 'probabilities' or 'log_probabilities'", repr(averaging))
-    models, weights = strategy.models, strategy.weights
     is_list = isinstance(models, Sequence) and not isinstance(models, str)
     steps.require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
     count = 1 + len(models)
@@ -122,7 +113,7 @@ class _Ensemble:
         self, strategy: BeamSearch, prompts: torch.Tensor, first: steps.ModelSteps, source: torch.Tensor | None
     ):
         sentences, beams, _ = prompts.shape
-        self.prompts, self.averaging = prompts, strategy.averaging
+        self.prompts = prompts
         weights = strategy.weights or [1.0] * (1 + len(strategy.models))
         self.weights = [weight / sum(weights) for weight in weights]
         encoded, mask = first.model_kwargs["encoder_outputs"][0], first.model_kwargs.get("attention_mask")
@@ -134,20 +125,12 @@ class _Ensemble:
                 must = "`input_ids` must be given to generate() with several models, each of which encodes the source"
                 raise ValueError(f"{must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
             self.members.append(steps.member_steps(member, source, first, beams))
-        self.needs_attention = strategy.coverage_penalty > 0
-        for each in self.members:
-            each.model_kwargs["output_attentions"] = self.needs_attention or each.model_kwargs.get("output_attentions")
 
-    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, ModelOutput]:
-        """Return `(B * K, V)` log-probabilities, `(B * K, S)` attention if needed, and the first model's output."""
+    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ModelOutput]:
+        """Return `(B * K, V)` log-probabilities, and the first model's output."""
         outputs, device = [member.next(tokens) for member in self.members], tokens.device
         each = [output["logits"][:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
-        log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.weights, self.averaging)
-        if not self.needs_attention:
-            return log_probabilities, None, outputs[0]
-        pairs = zip(self.weights, map(steps.source_attention, outputs), strict=True)
-        attention = torch.stack([weight * each.to(device) for weight, each in pairs]).sum(0)
-        return log_probabilities, attention, outputs[0]
+        return each[0] if len(each) == 1 else steps.average(each, self.weights), outputs[0]
 
 
 class _Search:
@@ -165,9 +148,6 @@ class _Search:
             self.limits = torch.minimum(self.limits, lengths + strategy.tokens_beyond_source)
         self.words = self._read_words()
         self.beam = Beam(config, prompts, self.limits, self.fill, strategy.length_penalty_form)
-        if ensemble.needs_attention:
-            shape = self.batch, self.beams, ensemble.source_mask.shape[1]
-            self.beam.running.coverage = self.beam.running.scores.new_zeros(shape)
         if self.words is not None:
             self.beam.running.progress = [[Progress()] * self.beams for _ in self.words]
         self.records = steps.Records(config)
@@ -192,13 +172,10 @@ class _Search:
 
     def step(self) -> None:
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
-        log_probabilities, attention, outputs = self.ensemble.next(tokens)
+        log_probabilities, outputs = self.ensemble.next(tokens)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
         self.records.add(log_probabilities, outputs)
-        running = self.beam.running
-        if attention is not None and running.coverage is not None:
-            running.coverage = running.coverage + attention.view(running.coverage.shape)
-        totals = running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
+        totals = self.beam.running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
         self._advance(totals)
         if not bool(self.beam.done.all()):
             for member in self.ensemble.members:
@@ -211,16 +188,13 @@ class _Search:
         candidates.parents[..., -1] += first
         ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
         ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
-        conditions: dict[str, Any] = {}
+        is_complete: Numbers = True
         if self.words is not None and progress is not None:
             candidates.progress = progress
             pairs = zip(self.words, progress, strict=True)
             complete = [[words.remaining(each) == 0 for each in row] for words, row in pairs]
-            conditions["is_complete"] = torch.tensor(complete, device=tokens.device)
-        if candidates.coverage is not None:
-            mask = self.ensemble.source_mask[:, None]
-            conditions["bonus"] = coverage_penalty(candidates.coverage, mask, self.strategy.coverage_penalty)
-        self.beam.advance(candidates, ended, **conditions)
+            is_complete = torch.tensor(complete, device=tokens.device)
+        self.beam.advance(candidates, ended, is_complete)
 
     def _candidates(
         self, totals: torch.Tensor

@@ -1,6 +1,6 @@
 """The state of a beam search: running hypotheses, the best finished ones, and finished sentences.
 
-Letters in shape comments: N sentences, K hypotheses of each, M candidates, S source length, L target length.
+Letters in shape comments: N sentences, K hypotheses of each, M candidates, L target length.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,6 @@ from heedful.decoding.strategies.constraints import Progress
 NEVER = float("-inf")
 
 
-def coverage_penalty(coverage: torch.Tensor, source_mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return cp(X; Y) = β Σ_i log(min(Σ_j p_ij, 1)) (Wu et al., 2016, equation 14), 0 with attention to all tokens.
-
-    `coverage`, `(…, S)`, sums the attention weights on each source token over the target's; the mask is 0 at padding.
-    """
-    return beta * (coverage.clamp(min=torch.finfo(coverage.dtype).tiny, max=1.0).log() * source_mask).sum(-1)
-
-
 @dataclass
 class Hypotheses:
     """Some hypotheses of each sentence, best first."""
@@ -30,17 +22,15 @@ class Hypotheses:
     tokens: torch.Tensor  # (N, K, L)
     parents: torch.Tensor  # (N, K, generated): the row of each token's hypothesis, -1 after the end
     scores: torch.Tensor  # (N, K): log-probabilities of running hypotheses, final scores of finished ones
-    coverage: torch.Tensor | None = None  # (N, K, S)
     progress: list[list[Progress]] | None = None  # (N, K)
 
     def pick(self, places: torch.Tensor) -> "Hypotheses":
         """Return the hypotheses at `(N, n)` places."""
-        coverage = None if self.coverage is None else _picked(self.coverage, places)
         progress = self.progress and [
             [row[place] for place in chosen] for row, chosen in zip(self.progress, places.tolist(), strict=True)
         ]
         tokens, parents = _picked(self.tokens, places), _picked(self.parents, places)
-        return Hypotheses(tokens, parents, self.scores.gather(1, places), coverage, progress)
+        return Hypotheses(tokens, parents, self.scores.gather(1, places), progress)
 
     def extended(self, places: torch.Tensor, tokens: torch.Tensor, scores: torch.Tensor) -> "Hypotheses":
         """Return the hypotheses at `(N, M)` places with one more token and new scores."""
@@ -91,17 +81,15 @@ class Beam:
         self.running.scores[:, 0] = 0.0  # else all hypotheses of the first step would be equal
         self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
 
-    def advance(
-        self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Numbers = True, bonus: Numbers = 0.0
-    ) -> None:
+    def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Numbers = True) -> None:
         """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
 
-        Only `is_complete` ones of `(N, M)` are stored; `bonus` adds to the normalised log-probability.
+        Only `is_complete` ones of `(N, M)` are stored.
         """
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):
             counted = ended & is_complete & (places < self.size) & ~self.done[:, None]
-            final = candidates.scores / self._penalty(candidates.parents.shape[-1]) + bonus
+            final = candidates.scores / self._penalty(candidates.parents.shape[-1])
             ending = Hypotheses(candidates.tokens, candidates.parents, final.masked_fill(~counted, NEVER))
             self.finished = _best_of(self.finished, ending, self.size, self.fill)
             candidates.scores = candidates.scores.masked_fill(ended, NEVER)

@@ -4,7 +4,7 @@ Letters in shape comments: B sentences, K hypotheses per sentence, V target toke
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
@@ -16,7 +16,6 @@ from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
 
-Averaging = Literal["probabilities", "log_probabilities"]
 Arguments = dict[str, Any]  # of the model, as `generate()` collects them
 OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
 
@@ -156,20 +155,8 @@ def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, 
     return ModelSteps(member, model_kwargs, rows_per_sentence)
 
 
-def average(log_probabilities: list[torch.Tensor], weights: list[float], averaging: Averaging) -> torch.Tensor:
-    """Average `(rows, V)` log-probabilities by weights with sum 1; the geometric mean is not normalized."""
+def average(log_probabilities: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
+    """Return the logarithm of the mean probabilities of `(rows, V)` log-probabilities, by weights with sum 1."""
     stacked = torch.stack(log_probabilities)
     shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
-    if averaging == "log_probabilities":
-        return (shares * stacked).sum(0)
     return torch.logsumexp(stacked + shares.log(), dim=0)
-
-
-def source_attention(outputs: ModelOutput) -> torch.Tensor:
-    """Return the newest token's attention to each source token: mean of the last layer's heads, `(rows, S)`."""
-    layers = outputs.get("cross_attentions")
-    if not layers or layers[-1] is None:
-        must = "`attn_implementation` must be a kernel that returns attention weights for a `coverage_penalty`"
-        raise ValueError(f"{must}, but the model's returns none: load it with attn_implementation='eager'.")
-    weights: torch.Tensor = layers[-1]
-    return weights[:, :, -1].float().mean(1)

@@ -1,4 +1,4 @@
-"""Matrix products with packed weights: by `kernels.cpp`, compiled for this processor, by oneDNN or by torch."""
+"""Matrix products: with packed weights by `kernels.cpp`, compiled for this processor, else by a library of torch."""
 
 import ctypes
 import functools
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from heedful import processor_heed
 from heedful.checksums_heed import checksum
+from heedful.fast_paths_heed import linear
 from heedful.files import flush
 
 Precision = Literal["float32", "int8"]
@@ -36,7 +37,6 @@ REGISTERS = {
 }
 INT8_LIMIT = 127
 BYTES_AT_ONCE = 4  # inputs of one instruction
-SMALL_MATRIX = 2**16  # weights up to which plain `linear` is faster for one row: its call costs less
 
 
 class Linear(ctypes.Structure):
@@ -132,29 +132,17 @@ def packed_linear(
         return CompiledProduct(weight, bias, precision == "int8", relu)
 
     def plain(states: torch.Tensor) -> torch.Tensor:
-        output = F.linear(states, weight, bias)
+        output = linear(states, weight, bias)
         return output.relu_() if relu else output
 
-    if not has_onednn():
-        return plain
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-    multiply: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
-    options = "relu" if relu else "none", list[float](), ""
-    if weight.numel() > SMALL_MATRIX:
-        return lambda states: multiply(states, packed, bias, *options)
-    return lambda states: plain(states) if len(states) == 1 else multiply(states, packed, bias, *options)
-
-
-def has_onednn() -> bool:
-    """Return whether torch can pack weights for oneDNN here."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return plain
 
 
 def kernel_name() -> str:
     """Return the name of the library that multiplies, for reports."""
     if library() is not None:
         return "kernels.cpp"
-    return "oneDNN with packed weights" if has_onednn() else "torch.nn.functional.linear"
+    return "oneDNN" if processor_heed.multiplies_by_onednn() else "torch.nn.functional.linear"
 
 
 @functools.cache

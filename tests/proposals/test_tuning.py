@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("optuna")
 from heedful.proposals import tuning
 from heedful.proposals.tuning import Tuning, knobs_of, tune
 from heedful.training.recipe_file import read_recipe
 from heedful.training.updates.engine import TrainingEngine
 from helpers import assert_error, assert_refused
 from tiny_runs import tiny_recipe
-
-pytest.importorskip("optuna")
 
 
 def knobs(recipe):

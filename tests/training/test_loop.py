@@ -22,7 +22,6 @@ from heedful.checking.doctor import diagnose
 from heedful.checking.estimate import dry_run
 from heedful.data.cleaning import sample
 from heedful.fast_paths_heed import runs_known_code
-from heedful.proposals.tuning import tune
 from heedful.training.loop import throughput, validation
 from heedful.training.loop.monitoring import training_values
 from heedful.training.loop.throughput import operations_of_pairs
@@ -334,6 +333,8 @@ def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
 
 def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
+    from heedful.proposals.tuning import tune
+
     sharded, must = SimpleNamespace(distributed_type=DistributedType.FSDP), "`optimization.optimizer` must be "
     muon = OptimizationRecipe(optimizer="muon", max_updates=1)
     assert_error(f"{must}another one .* but is muon instead", make_optimizer, torch.nn.Embedding(3, 2), muon)

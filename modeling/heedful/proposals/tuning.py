@@ -14,6 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
 from heedful.data.epochs.corpus import Corpus
 from heedful.data.tokenizer_training import SUBWORDS, TokenizerRecipe
 from heedful.figures import save_figure
@@ -75,8 +79,6 @@ def tune(
     is the recipe itself if its values are among those of `vary`: by a knob of `KNOBS` or a dotted key, the values to
     try, or `None` for some around the recipe's own.
     """
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     end = time.monotonic() + 60 * minutes
     choices = knobs_of(recipe.tokenizer, recipe.model, recipe.optimization)
@@ -140,7 +142,7 @@ class Tuning:
             except (FloatingPointError, MemoryError) as error:
                 logger.warning("%s This trial is left out.", error)
                 trial.set_user_attr(FAILED, str(error))
-                study.tell(trial.number, state=_state("FAIL"))
+                study.tell(trial.number, state=TrialState.FAIL)
         return True
 
     def check(self) -> None:
@@ -174,9 +176,6 @@ class Tuning:
 
     def study(self) -> Any:
         """Open the search of the folder, or begin one with the values of the recipe itself."""
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
         # Optuna would wait forever for a lock whose link leads nowhere.
         file = (self.folder / TRIALS_FILE).absolute()
         lock = file.with_name(f"{file.name}.lock")
@@ -211,8 +210,6 @@ class Tuning:
 
     def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
         """Train a trial, and return whether it ended before the time was over."""
-        import optuna
-
         if end <= time.monotonic():
             return False
         digest = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()
@@ -242,7 +239,7 @@ class Tuning:
         if not losses:
             raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
         best = None if is_pruned else min(losses.values())
-        study.tell(trial.number, best, state=_state("PRUNED" if is_pruned else "COMPLETE"))
+        study.tell(trial.number, best, state=TrialState.PRUNED if is_pruned else TrialState.COMPLETE)
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
         return True
 
@@ -254,12 +251,6 @@ class Tuning:
         text += "".join(f",\n# where the recipe as it was gave {loss:.4f}" for loss in before)
         values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
         return f"{text}.\n{values}{to_yaml(self.with_values(best.values))}"
-
-
-def _state(name: str) -> Any:
-    import optuna
-
-    return optuna.trial.TrialState[name]
 
 
 def knobs_of(
@@ -309,10 +300,8 @@ def _widened(config: Any, width: int) -> dict[str, int]:
 
 def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
     """Return an interrupted trial or a new one, with its values; `None` if nothing is left to try."""
-    import optuna
-
-    for stopped in study.get_trials(deepcopy=False, states=[_state("RUNNING")]):
-        study.tell(stopped.number, state=_state("FAIL"))
+    for stopped in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+        study.tell(stopped.number, state=TrialState.FAIL)
         study.enqueue_trial(stopped.params)
     failed = [trial for trial in study.get_trials(deepcopy=False) if FAILED in trial.user_attrs]
     tried = [trial.params for trial in (*_ended(study), *failed)]
@@ -329,12 +318,12 @@ def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, 
         values = {knob: trial.suggest_categorical(knob, list(choices[knob])) for knob in choices}
         if values not in tried:
             break
-        study.tell(trial.number, state=_state("FAIL"))
+        study.tell(trial.number, state=TrialState.FAIL)
     return trial, values
 
 
 def _ended(study: Any) -> list[Any]:
-    return list(study.get_trials(deepcopy=False, states=[_state("COMPLETE"), _state("PRUNED")]))
+    return list(study.get_trials(deepcopy=False, states=[TrialState.COMPLETE, TrialState.PRUNED]))
 
 
 def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
@@ -346,8 +335,6 @@ def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> No
 
 def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
     """Report a loss per token to Optuna as a loss per byte, and stop a bad trial."""
-    import optuna
-
     sides = ("target", "source") if both_directions else ("target",)
     size = sum(len(pair[side].encode()) for pair in corpus.validation_pairs for side in sides)
     trial.report(loss * float(corpus.validation.target_lengths.sum()) / max(1, size), update)

@@ -1,7 +1,7 @@
-"""What the layers of a stack read in one call: masks, positions and the attention function, chosen once.
+"""The `Call`: masks, positions and the attention function of one pass through a stack, chosen once for all layers.
 
-`call_of` makes this `Call`, so that layers do not know how attention is computed: by `eager` or a kernel, over padded
-rows or rows laid end to end, with restricted self-attention (section 4) in windows.
+`call_of` makes it, so that layers need not know how attention is computed: by `eager` or a kernel, over padded rows
+or rows laid end to end, with restricted self-attention (section 4) in windows.
 
 Letters in shape comments: B batch, Q and K lengths of queries and keys, S source length, H heads, D = d_model.
 """
@@ -30,7 +30,7 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Weights]]
 
 
 class Call(NamedTuple):
-    """What the layers of a stack read besides the states."""
+    """The inputs of a stack's layers, apart from the states."""
 
     # A layer takes these as arguments, since Accelerate moves, FSDP casts and checkpointing differentiates arguments.
     function: AttentionFunction | None = None  # by default equation 1 as written
@@ -42,7 +42,7 @@ class Call(NamedTuple):
     source: torch.Tensor | None = None  # of a decoder: (sources, S, D), each for B / sources consecutive targets
     source_mask: Any = None
     source_layout: Layout = PADDED
-    is_lean: bool = False  # whether the loss alone is read, and differentiated once
+    is_lean: bool = False  # whether only the loss is used, and differentiated once
     options: Mapping[str, Any] | None = None  # of the caller, for the attention function
     number: int = 0  # of the layer
 
@@ -53,7 +53,9 @@ class Call(NamedTuple):
     def attend(
         self, module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, Weights]:
-        """Attend (section 3.2) with `(B, H, length, width)` queries, keys and values; all targets of a source at once.
+        """Attend (section 3.2) with `(B, H, length, width)` queries, keys and values.
+
+        All targets that share a source are one sequence of queries.
 
         Return the output `(B, Q, H, d_v)`, and the weights `(B, H, Q, K)` if the function returns them.
         """
@@ -100,9 +102,9 @@ def call_of(
     past_length = 0 if cache is None else cache.get_seq_length()
     check_length(past_length + length, attention_mask, stack.longest_sequence)
     settings = stack.attention_settings(records)
-    kernel = settings._attn_implementation  # once: to read a config takes microseconds
+    kernel = settings._attn_implementation  # once: each access to a config takes microseconds
     if kernel == "flex_attention" and cache is not None and cache.is_compileable:
-        # Its mask is read after the cache has moved the position that the mask counts from.
+        # The mask is evaluated late, when the cache has already moved the position from which the mask counts.
         raise wrong("attn_implementation", "be eager or sdpa beside a static cache", kernel)
     leaves_out = packing is not None and cache is None and (side == "encoder" or source is not None)
     layouts = packing if leaves_out else ALL_PADDED
@@ -129,7 +131,7 @@ def call_of(
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
     """Raise a `ValueError` if a `(B, width)` mask does not cover all tokens, old and new, or they exceed the limit."""
-    # A static cache has its length in a tensor, and to read it from a GPU takes time.
+    # A static cache keeps its length in a tensor; on a GPU, reading it would synchronize.
     if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
         return
     length = int(length)
@@ -142,7 +144,7 @@ def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None
 
 
 def may_ask_for_padding(attention_mask: torch.Tensor | None, embeddings: torch.Tensor) -> bool:
-    """Return whether a mask may be searched for padding: not on a GPU, since Python would wait for it."""
+    """Return whether a mask can be searched for padding without synchronizing with a GPU."""
     return attention_mask is None or embeddings.device.type == "cpu"
 
 
@@ -164,8 +166,9 @@ def self_attention_mask(
 ) -> Any:
     """Return the mask of self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
 
-    A query sees its neighbourhood (section 4), in the decoder only itself and earlier positions (section 3.2.3). The
-    attention mask is `(B, past_length + length)`, 0 at padding, or a finished one; `records` is `output_attentions`.
+    A query sees its neighbourhood (section 4), and in the decoder only itself and earlier positions (section 3.2.3).
+    The attention mask is `(B, past_length + length)`, 0 at padding, or already `(B, 1, Q, K)`; `records` is
+    `output_attentions`.
     """
     if isinstance(layout, EndToEnd):
         return None  # `packed_attention` keeps the rows apart
@@ -173,7 +176,7 @@ def self_attention_mask(
     has_plain_mask = attention_mask is None or attention_mask.dim() == 2
     is_plain = has_plain_mask and config._attn_implementation in ("eager", "sdpa")
     if is_plain and radius is None and is_causal and attention_mask is None and decodes_one_token(embeddings, cache):
-        return None  # it sees all before it, and to make a mask takes longer than a layer norm
+        return None  # one token sees all earlier ones, and making a mask takes longer than a layer norm
     in_windows = radius is not None and is_plain and cache is None and runs_in_windows(config, embeddings, radius)
     # Recorded weights cover all positions, not a window.
     if in_windows and not (config.output_attentions if records is None else records):
@@ -190,13 +193,13 @@ def self_attention_mask(
 
 
 def decodes_one_token(embeddings: torch.Tensor, cache: Cache | None) -> bool:
-    """Return whether a call decodes one token with no static cache; traced code must not depend on it."""
+    """Return whether a call decodes one token without a static cache; always False while compiling."""
     is_asked = not torch.compiler.is_compiling() and embeddings.shape[1] == 1
     return is_asked and not (cache is not None and cache.is_compileable)
 
 
 def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -> bool:
-    """Return whether restricted self-attention runs in windows: not with relative positions, which cover all keys."""
+    """Return whether restricted self-attention runs in windows; relative positions cover all keys and rule it out."""
     is_of_all_keys = config.position_encoding in RELATIVE_ENCODINGS
     # An exported program must not depend on the length.
     return not (is_of_all_keys or torch.compiler.is_exporting()) and pays_in_windows(embeddings.shape[1], radius)
@@ -205,7 +208,7 @@ def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -
 def source_mask(
     config: HeedConfig, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, source: torch.Tensor | None
 ) -> Any:
-    """Return the mask of attention to the source, of a `(sources, S)` attention mask; `None` masks nothing."""
+    """Return the mask of cross-attention from a `(sources, S)` attention mask; `None` masks nothing."""
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
             must = f"The number of targets must be a multiple of that of the sources, {source.shape[0]}"
@@ -224,13 +227,13 @@ FEWEST_BLOCKS = 4  # shorter sequences are masked instead
 
 
 class WindowedMask(NamedTuple):
-    """The mask of restricted self-attention, by blocks of queries, each with the keys of two or three blocks."""
+    """The mask of restricted self-attention, in blocks of queries, each with the keys of two or three blocks."""
 
     windows: torch.Tensor  # (batch · blocks, 1, block, window), as the attention function takes its mask
 
 
 def pays_in_windows(length: int, radius: int) -> bool:
-    """Return whether restricted self-attention is computed by windows at that length."""
+    """Return whether restricted self-attention is faster in windows at this length."""
     return length > FEWEST_BLOCKS * max(radius, NARROWEST_BLOCK)
 
 
@@ -243,14 +246,14 @@ def windows_of(states: torch.Tensor, block: int, window: int) -> torch.Tensor:
 
 
 def windowed_mask(tokens: torch.Tensor, radius: int, is_causal: bool, dtype: torch.dtype) -> WindowedMask:
-    """Make the mask in windows of `(B, length)` tokens, 0 at padding; unless it is of bools, it is added to scores."""
+    """Make the windowed mask of `(B, length)` tokens, 0 at padding: bools, or numbers to add to the scores."""
     block = max(radius, NARROWEST_BLOCK)
     window = block * (2 if is_causal else 3)
     offsets = torch.arange(window, device=tokens.device)
     distance = offsets[:block, None] + block - offsets  # from key to query, (block, window)
     near = (distance <= radius) & (distance >= (0 if is_causal else -radius))
     seen = near & windows_of(tokens.bool()[:, None, :, None], block, window).transpose(2, 3)
-    seen = seen | (distance == 0)  # or padding would see nothing and be NaN
+    seen = seen | (distance == 0)  # otherwise padding would see nothing, and its output would be NaN
     if dtype != torch.bool:
         seen = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
     return WindowedMask(seen)
@@ -265,7 +268,7 @@ def neighbourhood_attention(
     mask: WindowedMask,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend to the neighbourhood (section 4) block by block, by the attention function `attend`, without weights."""
+    """Attend to the neighbourhood (section 4) block by block with the function `attend`, without weights."""
     batch, _, length, _ = query.shape
     block, window = mask.windows.shape[2:]
     blocks = F.pad(query, (0, 0, 0, -length % block)).unflatten(2, (-1, block)).transpose(1, 2).flatten(0, 1)
@@ -276,20 +279,20 @@ def neighbourhood_attention(
 
 # Which function computes attention
 
-GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")  # take any mask, and values of another width than the keys
+GENERAL_KERNELS = ("eager", "sdpa", "flex_attention")  # allow any mask, and values and keys of different widths
 DEVICE_OF_CUDNN = "cuda"  # where torch computes `sdpa` by cuDNN too
 ALL_BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.OVERRIDEABLE]
 
 
 def why_only_eager(config: HeedConfig) -> str | None:
-    """Return why only `eager` computes attention as the config says, or `None`."""
+    """Return the setting that only `eager` can compute, or `None`."""
     if config.attention_scoring == "additive":
         return "`attention_scoring` is additive"
     return "`position_encoding` is shaw" if config.position_encoding == "shaw" else None
 
 
 def why_only_general(config: HeedConfig) -> str | None:
-    """Return why only the `GENERAL_KERNELS` compute attention as the config says, or `None`."""
+    """Return the setting that only the `GENERAL_KERNELS` can compute, or `None`."""
     if config.position_encoding == "t5":
         return "`position_encoding` is t5"
     if config.encoder_neighbourhood or config.decoder_neighbourhood:
@@ -300,18 +303,18 @@ def why_only_general(config: HeedConfig) -> str | None:
 
 
 def check_kernel(config: HeedConfig, name: str | None) -> None:
-    """Raise a `ValueError` if the attention function of that name does not compute attention as the config says."""
+    """Raise a `ValueError` if the named attention function cannot compute the config's attention."""
     if name in (None, "eager"):
         return
     choices, reason = "eager", why_only_eager(config)
     if reason is None and name not in GENERAL_KERNELS:
         choices, reason = ", ".join(GENERAL_KERNELS), why_only_general(config)
     if reason is not None:
-        raise ValueError(f"`attn_implementation` must be {choices} where {reason}, but is {name} instead.")
+        raise ValueError(f"`attn_implementation` must be {choices} if {reason}, but is {name} instead.")
 
 
 def check_kernel_name(config: HeedConfig, name: str | None) -> None:
-    """Raise for the same and for an unknown name; transformers checks only some names."""
+    """Raise a `ValueError` as `check_kernel` does, and for an unknown name; transformers checks only some names."""
     check_kernel(config, name)
     known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
     if name is not None and name not in known and ("/" not in name or name.startswith("paged|")):
@@ -322,7 +325,7 @@ def check_kernel_name(config: HeedConfig, name: str | None) -> None:
 
 
 def flex_attention(module: Any, query: torch.Tensor, *others: Any, **given: Any) -> tuple[torch.Tensor, Weights]:
-    """Call transformers' function of that name, or raise a `ValueError` where it cannot train."""
+    """Call transformers' function of this name, or raise a `ValueError` if it cannot train here."""
     if given["dropout"] > 0:
         must = "be 0 to train with flex_attention, which cannot drop weights"
         raise wrong("attention_dropout", must, given["dropout"], advice="eager and sdpa can")
@@ -333,14 +336,14 @@ def flex_attention(module: Any, query: torch.Tensor, *others: Any, **given: Any)
 
 
 def attention_function(name: str, device: torch.device) -> AttentionFunction | None:
-    """Return the attention function of that name for states on that device; `None` is eager."""
+    """Return the named attention function for states on this device; `None` is eager."""
     if name == "sdpa" and device.type == DEVICE_OF_CUDNN:
         return sdpa_without_cudnn
     return flex_attention if name == "flex_attention" else ALL_ATTENTION_FUNCTIONS.get_interface(name, None)  # type: ignore[arg-type]
 
 
 def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weights]:
-    """Call `sdpa` without cuDNN, which takes up to half a second for each new shape, unless a user chose backends."""
+    """Call `sdpa` without cuDNN, which needs up to half a second for each new shape, unless a user chose backends."""
     attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if not chooses_from_all():
         return attend(*states, **given)
@@ -348,7 +351,7 @@ def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weight
         with sdpa_kernel(ALL_BUT_CUDNN):
             return attend(*states, **given)
     finally:
-        # Threads share the setting: one may have found cuDNN disabled by another, and have restored that.
+        # Threads share the setting: one may have found cuDNN disabled by another, and restored that state.
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
@@ -370,7 +373,7 @@ class KernelChoice(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config: HeedConfig):
-        # transformers reads these before it picks a default.
+        # transformers picks the default by these.
         if why_only_eager(config) is not None:
             self._supports_sdpa = self._supports_flex_attn = self._supports_flash_attn = False
         elif why_only_general(config) is not None:
@@ -386,17 +389,17 @@ class KernelChoice(PreTrainedModel):
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _leave_out_of_tensor_parallelism(self) -> None:
-        """Remove from a stack's plan of tensor parallelism what it lacks or must keep whole."""
+        """Remove the modules that a stack lacks or must keep whole from its plan of tensor parallelism."""
         left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
         if self.config.position_encoding in RELATIVE_ENCODINGS:
-            left_out.append("self_attn")  # weights that its heads share would get a part of their gradient
+            left_out.append("self_attn")  # weights shared by the heads would get only a part of their gradient
         plan = (self._tp_plan or {}).items()
         self._tp_plan = {name: style for name, style in plan if not any(part in name for part in left_out)}
 
     def attention_settings(self, output_attentions: bool | None) -> HeedConfig:
         """Return a call's config: `eager` records weights, and trains faster in bfloat16 on the CPU."""
         kernel = self.config._attn_implementation
-        check_kernel(self.config, kernel)  # it may have been assigned
+        check_kernel(self.config, kernel)  # a user may have assigned another one
         if kernel == "eager":
             return self.config
         records = self.config.output_attentions if output_attentions is None else output_attentions

@@ -1,4 +1,4 @@
-"""What the configurations of both families share: vocabularies, special ids, spelling."""
+"""Base class of both families' configurations: vocabularies, special ids, spelling."""
 
 import copy
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from .checksums_heed import CONFIG_KEY
 
 logger = logging.get_logger(__name__)
 
-HEED_TYPES = ("heed", "heed_rnn")  # both families, whose tokenizers fit their vocabularies exactly
-# Others' models of any length, whatever `max_position_embeddings` says.
+HEED_TYPES = ("heed", "heed_rnn")  # both families; their tokenizers fit their vocabularies exactly
+# Models of other families without a limit of length, whatever their `max_position_embeddings`.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
-CHANGED_CODE = "changed_code"  # names a user's class or method of a saved model, which is not in the folder
+CHANGED_CODE = "changed_code"  # the user's class or method that a saved model used; the folder does not contain it
 # Keys that transformers and other libraries write into a config.json.
 EXTRA_KEYS = (
     "attn_implementation",
@@ -30,7 +30,7 @@ EXTRA_KEYS = (
     "quantization_config",
     "torch_dtype",
 )
-# Others' names and the fields that are meant, whose letters differ; "" is none.
+# Field names of other libraries, mapped to ours; "" has no counterpart.
 MEANT_KEYS = {
     "feed_forward_proj": "activation_function",
     "num_labels": "",
@@ -63,21 +63,21 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
 FORMAT_VERSION = 1
-IGNORED_LABEL = -100  # where nothing is to be predicted, as in transformers
+IGNORED_LABEL = -100  # marks labels without a prediction, as in transformers
 
-# From `get_text_config()`, `generate()` must read the target's vocabulary; peft reads the source's, and the Trainer
-# writes to what it returns.
+# `get_text_config().vocab_size` must be the target's within `generate()`, and the source's for peft; and the Trainer
+# changes the config that `get_text_config()` returns.
 _is_generating = ContextVar("_is_generating", default=False)
 
 
 class OfferedPipelines(dict[str, dict[str, Any]]):
-    """The tasks that a folder has code for, as keys; `in` asks whether a task needs that code.
+    """Maps each task to the folder's pipeline code; `task in` is False if the installed Heedful has the task.
 
-    `pipeline()` reads the default task from the keys, and demands trust in the code of a task that is `in`.
+    `pipeline()` takes the default task from the keys, and requires trust in the folder's code if `task in` is True.
     """
 
     def __contains__(self, task: object) -> bool:
-        """Return whether the folder has code for a task, and the installed Heedful has none."""
+        """Return whether only the folder has code for a task, not the installed Heedful."""
         if not super().__contains__(task):
             return False
         from transformers.pipelines import PIPELINE_REGISTRY  # slow to import
@@ -108,11 +108,11 @@ class HeedBaseConfig(PreTrainedConfig):
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.format_version > FORMAT_VERSION:  # before anything that a newer one may have renamed
+        if self.format_version > FORMAT_VERSION:  # first: a newer version may have renamed any other field
             cure = "install that one, or, without Heedful, load the model's code with `trust_remote_code=True`"
             found = f"is {self.format_version} instead: a newer Heedful wrote the model ({cure})"
             raise ValueError(f"`format_version` must be at most {FORMAT_VERSION}, but {found}.")
-        kwargs.pop(CONFIG_KEY, None)  # it is the folder's, not the model's
+        kwargs.pop(CONFIG_KEY, None)  # describes the folder, not the model
         self._check_spelling(kwargs)
         if "custom_pipelines" in kwargs:
             kwargs["custom_pipelines"] = OfferedPipelines(kwargs["custom_pipelines"])
@@ -123,7 +123,7 @@ class HeedBaseConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _take_synonyms(self, kwargs: dict[str, Any]) -> None:
-        """Set the fields given by others' names; a name of one stack's field wins over a name of both."""
+        """Set the fields given by another library's names; a name for one stack wins over a name for both."""
         fields, taken = type(self).__dataclass_fields__, set[str]()
         for synonym in sorted(kwargs, key=lambda name: -len(self._fields_of(name))):
             names = self._fields_of(synonym)
@@ -134,12 +134,12 @@ class HeedBaseConfig(PreTrainedConfig):
                     setattr(self, name, value)
                     taken.add(name)
                 elif len(names) == 1:
-                    must = f"`{synonym}` must be left out beside `{name}`, which it is another name of"
+                    must = f"`{synonym}` must be left out if `{name}`, its other name, is given"
                     raise ValueError(f"{must}, but they are {value} and {present} instead.")
 
     @classmethod
     def _fields_of(cls, name: str) -> tuple[str, ...]:
-        """Return the fields that a name sets, if it is not a field's own."""
+        """Return the fields that another library's name sets."""
         known = cls.__dataclass_fields__
         names = () if name in known else SYNONYMS.get(name, (cls.attribute_map.get(name, ""),))
         return tuple(each for each in names if each in known)
@@ -161,7 +161,7 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of a side, as transformers does; of neither, within `generate()`, the target's size."""
+        """Return the config of a side, as transformers does; within `generate()`, the target's if no side is named."""
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
             config.vocab_size = self.target_vocab_size
@@ -180,7 +180,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @property
     def shares_source_and_target_embeddings(self) -> bool:
-        """Whether encoder and decoder read one embedding matrix."""
+        """Whether encoder and decoder share one embedding matrix."""
         return self.tie_word_embeddings and self.share_encoder_decoder_embeddings
 
     @property
@@ -197,7 +197,7 @@ class HeedBaseConfig(PreTrainedConfig):
         self._check_shares("label_smoothing", "source_word_dropout", "target_word_dropout")
 
     def _require(self, is_met: Any, name: str, rule: str, found: str | None = None) -> None:
-        """Raise a `ValueError` if a field breaks its rule; `found` replaces its value in the message."""
+        """Raise a `ValueError` if a field breaks its rule; `found` replaces the field's value in the message."""
         if not is_met:
             raise ValueError(f"`{name}` must be {rule}, but {found or f'is {getattr(self, name)}'} instead.")
 
@@ -227,7 +227,7 @@ class HeedBaseConfig(PreTrainedConfig):
                 self._require(is_met, name, f"at least 0 and below {limit}", f"is {token_id}")
 
     def _check_spelling(self, keys: dict[str, Any]) -> None:
-        """Raise a `ValueError` for a key like a misspelt field, which the base class would keep unread."""
+        """Raise a `ValueError` for a key that resembles a field; the base class would keep it without effect."""
         from transformers import GenerationConfig
 
         family = type(self).__name__
@@ -239,7 +239,7 @@ class HeedBaseConfig(PreTrainedConfig):
             nearest = get_close_matches(meant, names, n=1, cutoff=0.8 if meant == key else 1.0)
             if nearest:
                 raise ValueError(f"`{key}` is not a field of {family}; did you mean `{nearest[0]}`?")
-            logger.warning_once(f"`{key}` is not a field of {family}: it is kept, and Heed does not read it.")
+            logger.warning_once(f"`{key}` is not a field of {family}: it is kept without effect.")
 
 
 def special_token(model: Any, *names: str) -> Any:

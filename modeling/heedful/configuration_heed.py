@@ -13,7 +13,7 @@ RELATIVE_ENCODINGS = ("shaw", "t5")
 
 
 def check_one_kernel(attn_implementation: str | dict[str, str] | None) -> None:
-    """Raise a `ValueError` if attention functions are named for parts of a model, which would be ignored."""
+    """Raise a `ValueError` if parts of a model get attention functions of their own, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
         raise wrong("attn_implementation", "be one name for encoder and decoder", attn_implementation)
 
@@ -28,30 +28,30 @@ class HeedConfig(HeedBaseConfig):
         vocab_size (`int`): Number of source tokens. The paper shares one byte-pair vocabulary of about 37,000 tokens
             (section 5.1).
         decoder_vocab_size (`int`, *optional*): Number of target tokens; `None` becomes `vocab_size`. Assigning
-            `vocab_size` sets both where both are equal and `share_encoder_decoder_embeddings` is True.
+            `vocab_size` sets both if they are equal and `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
         encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
             translates about as well, and faster.
-        share_layers (`bool`): The N layers of a stack are one that is applied N times (Dehghani et al., 2019,
-            "Universal Transformers", without its halting; Lan et al., 2020, "ALBERT").
+        share_layers (`bool`): A stack has one layer and applies it N times (Dehghani et al., 2019, "Universal
+            Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
-        encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads, each
-            for a group of query heads, for a smaller cache; `None` gives each its own.
+        encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads. A smaller
+            number saves cache, as each serves a group of query heads; `None` gives each query head its own.
         d_k, d_v (`int`, *optional*): Width of queries and keys, and of values, of one head; `None` is d_model / h.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
         activation_function (`str`): A `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with `gelu_new`,
-            as in T5 v1.1), `reglu`, whose gate, a third matrix, multiplies the inner layer (Shazeer, 2020).
-        attention_bias, feed_forward_bias (`bool`): Whether projections of attention (in the paper not, section
-            3.2.2) and feed-forward networks (equation 2) have biases.
+            as in T5 v1.1) or `reglu`: with a gate, a third matrix that multiplies the inner layer (Shazeer, 2020).
+        attention_bias, feed_forward_bias (`bool`): Whether the projections of attention (section 3.2.2: no biases) and
+            the feed-forward networks (equation 2: biases) have biases.
         attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive`
-            (Bahdanau et al., 2015; compared in section 3.2.1), which runs under the `eager` kernel only.
+            (Bahdanau et al., 2015; compared in section 3.2.1), for the `eager` kernel only.
         encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
             positions away (restricted self-attention, section 4); `None` reaches everything.
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
             `max_position_embeddings`), or `none`. Relative positions, to any length, are `rotary` (Su et al., 2021),
-            `shaw` (Shaw et al., 2018; under the `eager` kernel only) and `t5` (Raffel et al., 2020).
-        relative_attention_max_distance (`int`, *optional*): With `shaw` and `t5` the largest distance told apart;
-            `None` is 16 and 128, as in the papers.
+            `shaw` (Shaw et al., 2018; for the `eager` kernel only) and `t5` (Raffel et al., 2020).
+        relative_attention_max_distance (`int`, *optional*): The largest distance that `shaw` and `t5` distinguish;
+            `None` is 16 for `shaw` and 128 for `t5`, as in the papers.
         relative_bias_in_each_layer (`bool`): With `t5` each layer has its own bias, as in umT5 (Chung et al., 2023);
             T5's layers share one.
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
@@ -75,16 +75,16 @@ class HeedConfig(HeedBaseConfig):
             see `HeedBaseModel.drop_words`.
         label_smoothing (`float`): ε_ls of the training loss (section 5.4); in evaluation mode the loss is the plain
             cross-entropy.
-        tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each.
-            `True` shares them as the next two say; both `True` is the paper's single matrix (section 3.4).
-        share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary, and unless
-            `tie_word_embeddings` is False one embedding matrix.
+        tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each. `True` shares
+            them according to the next two fields; if both are `True`, there is one matrix (section 3.4).
+        share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary and, unless
+            `tie_word_embeddings` is False, one embedding matrix.
         tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
         output_bias (`bool`): Adds a bias to the pre-softmax matrix, as in Marian, but not in the paper.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids; the last is the
             decoder's first input.
-        format_version (`int`): Raised by releases whose models an older Heedful would read wrongly.
+        format_version (`int`): Version of the saved format; an older Heedful refuses a higher number.
 
     Raises:
         ValueError: If a field is out of range, does not fit another, or looks misspelt; the message names it.
@@ -97,7 +97,7 @@ class HeedConfig(HeedBaseConfig):
         "num_attention_heads": "encoder_attention_heads",
         "layer_norm_epsilon": "layer_norm_eps",
     }
-    # Empty, not None: the stacks and the head have the plans, see `HeedEncoder._tp_plan`.
+    # Empty, not None: the stacks and the head have plans (`HeedEncoder._tp_plan`).
     base_model_tp_plan = {}
 
     d_model: int = 512
@@ -151,7 +151,7 @@ class HeedConfig(HeedBaseConfig):
         in_stack = ("layers", "attention_heads", "key_value_heads", "ffn_dim", "neighbourhood")
         self._check_at_least_one(*sizes, *(f"{stack}_{size}" for stack in ("encoder", "decoder") for size in in_stack))
         is_scaled = self.depth_scaled_init and self.share_layers
-        self._require(not is_scaled, "depth_scaled_init", "False where `share_layers` is True")
+        self._require(not is_scaled, "depth_scaled_init", "False if `share_layers` is True")
         self._check_shares("dropout", "attention_dropout", "activation_dropout")
         self._require(self.layer_norm_eps > 0, "layer_norm_eps", "above 0")
         self._check_positions()

@@ -1,4 +1,4 @@
-"""The sizes and options of a recurrent encoder-decoder: what *Attention Is All You Need* replaced."""
+"""The sizes and options of a recurrent encoder-decoder, the model that *Attention Is All You Need* replaced."""
 
 from typing import Any, Literal
 
@@ -12,34 +12,34 @@ class HeedRNNConfig(HeedBaseConfig):
     r"""Configuration of [`HeedRNNModel`] and [`HeedRNNForConditionalGeneration`].
 
     `HeedRNNConfig()` is Bahdanau's model (2015) in Luong's order (2015): a bidirectional GRU encoder, and a GRU
-    decoder that is fed what it attended to. Every argument is keyword-only.
+    decoder with input feeding. Every argument is keyword-only.
 
     Args:
         vocab_size, decoder_vocab_size, tie_word_embeddings, share_encoder_decoder_embeddings, tie_output_embeddings,
             source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
             decoder_start_token_id, format_version: As in `HeedConfig`.
-        embedding_size (`int`): Width of the embeddings, and of what the pre-softmax matrix reads.
+        embedding_size (`int`): Width of the embeddings, and of the input of the pre-softmax matrix.
         hidden_size (`int`): Width of the decoder's state and of the encoder's output; each direction of a
             bidirectional encoder has half of it.
         encoder_layers, decoder_layers (`int`): Number of recurrent layers.
         cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
             et al., 2000) or `gru` (Cho et al., 2014).
-        activation_function (`str`): Of the cell `rnn`: `tanh`, `relu`, `sigmoid` or `linear`; torch has no fused cells
+        activation_function (`str`): `tanh`, `relu`, `sigmoid` or `linear` for the cell `rnn`; torch has no fused cells
             with the last two. `lstm` and `gru` need `tanh`.
-        bidirectional (`bool`): Whether encoder layers read in both directions (Schuster and Paliwal, 1997).
+        bidirectional (`bool`): Whether encoder layers run in both directions (Schuster and Paliwal, 1997).
         attention (`str`): How the decoder's state q scores the encoder's state k: `dot` qᵀk, `scaled_dot`
             qᵀk/√hidden_size, `general` qᵀWk (Luong et al., 2015), `additive` vᵀtanh(Wq + Uk) (Bahdanau et al., 2015);
-            or `none`: the decoder reads the encoder's last state alone (Sutskever et al., 2014).
-        input_feeding (`bool`): Whether the decoder reads with each token what it attended to before (Luong et al.,
-            2015, section 3.3; training goes step by step), or without attention the encoder's last state (Cho et al.,
-            2014).
-        num_attention_heads (`int`): 1, which prompts of peft read; their `token_dim` is `embedding_size`.
+            or `none`: the decoder sees only the encoder's last state (Sutskever et al., 2014).
+        input_feeding (`bool`): Whether the previous step's attention output is fed to the decoder with each token
+            (Luong et al., 2015, section 3.3; training then runs step by step), or, without attention, the encoder's
+            last state (Cho et al., 2014).
+        num_attention_heads (`int`): 1, for prompt tuning with peft; its `token_dim` is `embedding_size`.
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
-            `copy`, or `none`, where the decoder begins with zeros.
-        reverse_source (`bool`): Whether the source is read from its end (Sutskever et al., 2014, section 3.3).
+            `copy`, or `none` (the decoder begins with zeros).
+        reverse_source (`bool`): Whether the encoder begins at the source's end (Sutskever et al., 2014, section 3.3).
         use_fused_cells (`bool`): Whether torch's fused cells run, or the equations: slower, but differentiable twice.
-        dropout (`float`): Dropout on embeddings, between layers and on what the pre-softmax matrix reads.
-        label_smoothing (`float`): ε_ls of the training loss; in evaluation mode it is the plain cross-entropy.
+        dropout (`float`): Dropout on embeddings, between layers and on the input of the pre-softmax matrix.
+        label_smoothing (`float`): ε_ls of the training loss; in evaluation mode the loss is the plain cross-entropy.
         use_cache (`bool`): Whether `generate()` continues from the last state instead of from the beginning.
 
     Raises:
@@ -48,7 +48,7 @@ class HeedRNNConfig(HeedBaseConfig):
 
     model_type = "heed_rnn"
     attribute_map = {"d_model": "hidden_size", "num_hidden_layers": "encoder_layers"}
-    # Not `layers.*`: with input feeding the decoder's would be gathered at every token.
+    # Not `layers.*`: with input feeding the decoder's layers would be gathered at every token.
     base_model_fsdp_plan = {"embed_tokens": "free_full_weight"}
 
     embedding_size: int = 512
@@ -68,7 +68,7 @@ class HeedRNNConfig(HeedBaseConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.pop("decoder_bidirectional", False):
-            why = "a decoder cannot read what it has not written yet. `bidirectional` is about the encoder."
+            why = "a decoder has no later tokens to start from. `bidirectional` is about the encoder."
             raise ValueError(f"`decoder_bidirectional` must be False, but is True instead: {why}")
         super().__post_init__(**kwargs)
 
@@ -83,7 +83,7 @@ class HeedRNNConfig(HeedBaseConfig):
             rule = "even with a bidirectional encoder, each of whose directions has half of it"
             self._require(self.hidden_size % 2 == 0, "hidden_size", rule)
             self._require(not self.reverse_source, "reverse_source", "False with a bidirectional encoder")
-        rule = "linear or copy without attention and input feeding, or the decoder would know nothing of the source"
+        rule = "linear or copy without attention and input feeding, or nothing of the source reaches the decoder"
         self._require(self.attention != "none" or self.bridge != "none" or self.input_feeding, "bridge", rule)
         depths = f"decoder layers ({self.decoder_layers}) than encoder layers ({self.encoder_layers})"
         is_met = self.bridge != "copy" or self.encoder_layers >= self.decoder_layers

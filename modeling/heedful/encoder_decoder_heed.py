@@ -42,7 +42,7 @@ class EncoderDecoder(nn.Module):
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the source embeddings, and the target's where they are shared."""
+        """Replace the source embeddings, and the target's if they are shared."""
         self.encoder.embed_tokens = value
         if self.config.shares_source_and_target_embeddings:
             self.decoder.embed_tokens = value
@@ -70,9 +70,9 @@ class EncoderDecoder(nn.Module):
             encoded = self._encoded(encoder_outputs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
-                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was: a call scores a target. "
-                "`generate()` makes one, and `get_encoder()` reads a source alone. (transformers' Trainer, which "
-                "takes labels away to smooth them, needs the collator `DataCollatorForSeq2Seq(tokenizer, model)`.)"
+                "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. A call scores a target: "
+                "use `generate()` to produce one, or `get_encoder()` to encode only the source. (transformers' Trainer "
+                "removes labels to smooth them: it needs the collator `DataCollatorForSeq2Seq(tokenizer, model)`.)"
             )
         source = encoded.last_hidden_state
         if attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[1] != source.shape[1]:
@@ -142,13 +142,13 @@ class OutputLayer(nn.Module):
         Args:
             input_ids: `(batch, source_length)`.
             attention_mask: `(batch, source_length)`, 0 at padding.
-            decoder_input_ids: `(batch, target_length)`; made from `labels` where missing.
+            decoder_input_ids: `(batch, target_length)`; by default made from `labels`.
             decoder_attention_mask: `(batch, past_length + target_length)`, 0 at padding.
             encoder_outputs: The encoder's output, in place of `input_ids`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, source_length, D)`, in place of `input_ids`.
             decoder_inputs_embeds: `(batch, target_length, D)`, in place of `decoder_input_ids`.
-            labels: `(batch, target_length)`, -100 where nothing is to be predicted.
+            labels: `(batch, target_length)`, -100 at positions without a prediction.
             use_cache: Whether to return a cache; never with labels.
             logits_to_keep: Number of last positions whose logits are computed, or the positions; 0 means all. With
                 labels and no position, `torch.arange(0)`, the loss is computed as by `loss_of`.
@@ -187,7 +187,7 @@ class OutputLayer(nn.Module):
         states = outputs.pop("last_hidden_state")  # (B, T, D)
         if labels is not None and leaves_out:
             return Seq2SeqLMOutput(loss=self._loss_of_states(states, labels, num_items_in_batch), **outputs)
-        last = 0 if is_alone else logits_to_keep  # if `is_alone`, code of a user's reads the logits
+        last = 0 if is_alone else logits_to_keep  # if `is_alone`, a user's code uses the logits
         logits = self._score(states[:, slice(-last, None) if isinstance(last, int) else last])  # (B, T, V)
         loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(loss=loss, logits=logits, **outputs)
@@ -199,13 +199,13 @@ class OutputLayer(nn.Module):
         objective: Any = None,
         body: Callable[..., Any] | None = None,
     ) -> torch.Tensor:
-        """Return the loss of `forward`, in nats per label, for a step that reads nothing else and differentiates once.
+        """Return the loss of `forward`, in nats per label, for a step that uses nothing else and differentiates once.
 
-        It is computed without logits, and on the CPU without padding, unless a user's code reads or makes them.
+        It is computed without logits, and on the CPU without padding, unless a user's code uses or makes them.
 
         Args:
             batch: Arguments of `forward` with `labels`, and perhaps `target_places`: the flat indices of labels other
-                than -100, which save Python from waiting for a GPU.
+                than -100, which avoid a GPU synchronization.
             num_items_in_batch: As in `forward`.
             objective: Replaces the cross-entropy by several sums; the first is differentiated.
             body: Replaces `model`, for example compiled.
@@ -232,7 +232,7 @@ class OutputLayer(nn.Module):
         return self.lm_head(states)
 
     def _may_leave_out_logits(self) -> bool:
-        """Return whether the loss may be computed without logits: no user's code reads or makes them."""
+        """Return whether the loss may be computed without logits: no user's code uses or makes them."""
         if not (is_eager() and is_unmodified(self.lm_head)):
             return False
         if has_own(self, "loss", "_score", "_smoothing") or not is_known(smoothed_cross_entropy):
@@ -251,7 +251,7 @@ class OutputLayer(nn.Module):
     def _loss_of_states(
         self, states: Any, labels: Any, count: Count, objective: Any = None, places: Any = None
     ) -> torch.Tensor:
-        """Return the same as `loss`, of the `(B, T, D)` states that `lm_head` reads."""
+        """Return the same as `loss`, from the `(B, T, D)` inputs of `lm_head`."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places

@@ -1,4 +1,4 @@
-"""Fast paths on the CPU, with the same results: nothing here is in the paper.
+"""Fast paths on the CPU, which are not in the paper and give the same results.
 
 They are `project` and `project_together` (products by oneDNN, joined), `HeedDropout` (16 random bits a feature),
 `normalise` (norms that keep less for the gradient) and `only_tokens_are_returned` (inference mode). Each steps aside
@@ -60,7 +60,7 @@ FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.|accelerate\.")
 
 
 def is_known(function: Any) -> bool:
-    """Return whether a function and all that it wraps is no user's, but Heedful's, torch's or transformers'."""
+    """Return whether a function, and every function that it wraps, is Heedful's, torch's or transformers'."""
     while isinstance(function := getattr(function, "__func__", function), FunctionType):
         place = function.__globals__.get("__name__", "")  # a patch copies the function's other names
         if not FILES_OF_FUNCTIONS.match(place):
@@ -81,7 +81,7 @@ def is_original(kind: type[nn.Module]) -> bool:
 
 
 def is_unmodified(layer: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
-    """Return whether a layer is exactly of that class, with no adapter, quantizer, shard or hook."""
+    """Return whether a layer is exactly of this class, without adapter, quantizer, shard or hook."""
     is_of_torch = type(layer) is kind and type(layer.weight) is nn.Parameter and is_original(kind)
     return is_of_torch and not is_hooked(layer)
 
@@ -92,7 +92,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return a module's forward hooks but transformers' recording, and a `forward` set on it, as by accelerate."""
+    """Return a module's forward hooks except transformers' recording, and a `forward` set on it, as by accelerate."""
     if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
         return []
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
@@ -104,19 +104,19 @@ def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
 
 
 def runs_known_functions(model: Any) -> bool:
-    """Return whether neither a model's attention function nor torch's linear function is a user's."""
+    """Return whether the model's attention function and torch's linear function are not a user's."""
     return is_original(nn.Linear) and is_known(ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation))
 
 
 def runs_known_code(model: Any) -> bool:
-    """Return whether no code of a user's, which might keep a tensor, runs within a model."""
+    """Return whether no user's code, which might keep a tensor, runs within a model."""
     modules = list(model.modules())
     is_known_globally = runs_known_functions(model) and not _has_any_global_hook()
     return is_known_globally and foreign_code(modules) is None and not any(map(foreign_hooks, modules))
 
 
 def foreign_code(modules: Iterable[nn.Module]) -> str | None:
-    """Return the name of a user's class or method among modules, or `None`; hooks are not looked at."""
+    """Return the name of a user's class or method among modules, or `None`; hooks are ignored."""
     kinds: dict[Any, None] = {}
     for module in modules:
         kinds[kind := type(module)] = None
@@ -166,7 +166,7 @@ def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
 
 
 def has_observers(model: Any, asked: Mapping[str, Any]) -> bool:
-    """Return whether states of a Transformer's layers may be recorded, or read by hooks or a user's code."""
+    """Return whether the layers' states may be recorded, or observed by hooks or a user's code."""
     names, stacks = ("output_attentions", "output_hidden_states"), (model.model.encoder, model.model.decoder)
     layers = [layer for stack in stacks for layer in stack.layers]
     parts = *layers, *filter(None, (stack.norm for stack in stacks))
@@ -184,7 +184,7 @@ def has_observers(model: Any, asked: Mapping[str, Any]) -> bool:
 
 
 class OneDnnProduct(torch.autograd.Function):
-    """x Wᵀ + b in float32 by oneDNN, as accurate as `F.linear`; see `multiplies_by_onednn`."""
+    """x Wᵀ + b in float32 by oneDNN, as accurate as `F.linear` (see `multiplies_by_onednn`)."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -204,7 +204,7 @@ class OneDnnProduct(torch.autograd.Function):
         return of_states, of_weight, gradient.sum(0) if ctx.has_bias and needs_bias else None
 
 
-WORTH_ONEDNN = 2**20  # multiplications; with fewer the other library is faster
+WORTH_ONEDNN = 2**20  # multiplications; with fewer MKL is faster
 
 
 def is_large(states: torch.Tensor, out_features: int) -> bool:
@@ -246,7 +246,7 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
     """Apply projections to the same `(…, D)` states; while training on the CPU as one product."""
-    # On a GPU autocast rounds each weight once an update, but joined ones once a micro-batch.
+    # On a GPU autocast rounds each weight once per update, but joined weights once per micro-batch.
     is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and is_eager()
     if not is_joined or not all(is_unmodified(each) for each in projections):
         return tuple(project(states, projection) for projection in projections)
@@ -290,7 +290,7 @@ class SharedBitsDropout(torch.autograd.Function):
 
 
 class HeedDropout(nn.Dropout):
-    """`nn.Dropout` (section 5.4) by 16 random bits a feature on the CPU, where p is exact to 1/65,536."""
+    """`nn.Dropout` (section 5.4) with 16 random bits per feature on the CPU; p is exact to 1/65,536."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Drop features of a tensor of any shape while training."""
@@ -331,7 +331,7 @@ class LeanLayerNorm(torch.autograd.Function):
         return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
 
 
-LARGEST_BIAS = 16  # times the weight: to recompute the input costs about four bits of float32 then
+LARGEST_BIAS = 16  # times the weight: recomputing the input then costs about four bits of float32
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
@@ -340,7 +340,7 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
         not torch.compiler.is_compiling()
         and is_unmodified(norm, nn.LayerNorm)
         and states.dtype == norm.weight.dtype == torch.float32
-        and states.device.type == "cpu"  # Python would wait for a GPU below
+        and states.device.type == "cpu"  # on a GPU the checks below would synchronize
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")  # or the next product keeps a copy in another dtype
         and bool(norm.bias.abs().amax() <= LARGEST_BIAS * norm.weight.abs().amin())

@@ -27,7 +27,7 @@ NAMES = [name for name in inspect.signature(GenerationMixin.generate).parameters
 
 
 def check_strategy(arguments: dict[str, Any]) -> None:
-    """Raise a `ValueError` for arguments that a callable `custom_generate` would not get."""
+    """Raise a `ValueError` for arguments that a callable `custom_generate` would not receive."""
     for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
             must = "be None with a `custom_generate`, to which transformers hands none"
@@ -35,7 +35,7 @@ def check_strategy(arguments: dict[str, Any]) -> None:
 
 
 def check_generate_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise a `ValueError` for arguments of `generate()` that transformers ignores or fails on without a reason."""
+    """Raise a `ValueError` for arguments that transformers' `generate()` ignores, or refuses without a reason."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
         raise wrong("custom_generate", f"be an object such as {strategy.__name__}(…)", "the class itself")
@@ -55,7 +55,7 @@ def check_generate_arguments(kwargs: dict[str, Any]) -> None:
 def counted(
     generated: torch.Tensor, ends: int | list[int] | None, stop_strings: str | list[str] | None, tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of tokens of each generated row, with its end, and whether it has ended, both `(rows)`."""
+    """Return each generated row's number of tokens, with its end token, and whether it has ended, both `(rows)`."""
     is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
     ended = is_end.any(dim=1)
     # argmax finds the first end; a row without one is as long as the longest.
@@ -72,7 +72,7 @@ def counted(
 
 
 def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
-    """Let `generate()` continue from a filled cache, for which the call must give the whole target so far."""
+    """Let `generate()` continue from a filled cache; the call must pass the whole target so far."""
     prompt: Any = kwargs.get("decoder_input_ids")
     read = int(kwargs[CACHE].get_seq_length())
     given = 0 if prompt is None else prompt.shape[1] + int((prompt[:, 0] != start).all())
@@ -80,16 +80,16 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
         must = f"be the whole target so far, more than the {read} tokens in `{CACHE}`"
         raise wrong("decoder_input_ids", must, f"{given} tokens", verb="are")
     if read and kwargs.get("decoder_attention_mask") is None:
-        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would read them once more
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would decode them once more
 
 
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
-    """Warn of settings of Heedful's beam search where transformers' own is about to run."""
+    """Warn of settings of Heedful's beam search if transformers' own is about to run."""
     names = ("length_penalty_form", "tokens_beyond_source")
     ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
     if ignored and not callable(strategy):
-        cure = "give it `custom_generate=heedful.BeamSearch()`, which does, or use heedful's `Translator`"
-        found = f"`generate()` does not read {' and '.join(ignored)} of the generation config"
+        cure = "pass `custom_generate=heedful.BeamSearch()`, or use heedful's `Translator`"
+        found = f"`generate()` ignores {' and '.join(ignored)} of the generation config"
         warnings.warn(f"{found}: {cure}.", stacklevel=4)
 
 
@@ -98,7 +98,7 @@ def check_weights(model: Any, place: str = "") -> None:
     broken = []
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
-        # Quantized, sharded and offloaded weights cannot be read.
+        # Quantized, sharded and offloaded weights cannot be checked.
         is_plain = type(weights) is torch.Tensor and weights.is_floating_point() and weights.itemsize > 1
         if is_plain and weights.numel() and not weights.is_meta:
             extremes = torch.stack(torch.aminmax(weights))
@@ -110,7 +110,7 @@ def check_weights(model: Any, place: str = "") -> None:
 
 def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise a `ValueError` if a model's logits, or scores computed from them, are NaN or infinite."""
-    if not bool((values < torch.inf).all()):  # a forbidden token's is -inf
+    if not bool((values < torch.inf).all()):  # forbidden tokens have -inf
         cure = "load the model with `dtype=torch.float32`, or bfloat16, and save it so"
         cure = "look at its weights" if dtype == torch.float32 else cure
         raise ValueError(f"The model's logits must be finite numbers, but some are not in {dtype}: {cure}.")
@@ -155,9 +155,9 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels, padded on the right, by one: the decoder reads what precedes each."""
+        """Shift `(batch, target_length)` labels, padded on the right, by one: each input is the label before."""
         _check_padding_side(labels)
-        # Not by a slice, with which an exported program would take no target of one token.
+        # Not by a slice: an exported program would then refuse targets of one token.
         shifted = labels.roll(1, dims=1)
         shifted[:, :1] = self.config.decoder_start_token_id
         return shifted.masked_fill(shifted == IGNORED_LABEL, self.config.pad_token_id)
@@ -168,21 +168,21 @@ class HeedGenerationMixin(GenerationMixin):
         kwargs = dict(**dict(zip(NAMES, args, strict=False)), **kwargs)
         check_generate_arguments(rename_cache(kwargs))
         given, encoded = kwargs.get(CACHE), kwargs.get("encoder_outputs")
-        if encoded is not None:  # transformers changes it
+        if encoded is not None:  # transformers changes it in place
             kwargs["encoder_outputs"] = BaseModelOutput(*encoded) if isinstance(encoded, tuple) else copy.copy(encoded)
         strategy = kwargs.get("custom_generate")
         warn_ignored_settings(kwargs.get("generation_config") or self.generation_config, strategy)
         if isinstance(given, Cache) and not callable(strategy):
             prepare_to_go_on(kwargs, self.config.decoder_start_token_id)
         if kwargs.get("max_new_tokens") is not None:
-            kwargs.setdefault("max_length", None)  # or transformers would warn of the folder's at every call
+            kwargs.setdefault("max_length", None)  # or transformers would warn of the saved one at every call
         is_unseen = only_tokens_are_returned(self, **kwargs)
         kwargs["logits_processor"] = with_check(self, kwargs.get("logits_processor"), given is not None)
         with self.config.vocabulary_of_the_target(), torch.inference_mode() if is_unseen else nullcontext():
             found: Any = GenerationMixin.generate(self, **kwargs)
         if is_unseen:
-            return found.clone()  # which autograd can read
-        if given is None:  # a user's own may be extended
+            return found.clone()  # autograd can use the clone
+        if given is None:  # a user's own cache may be extended later
             give_each_row_its_source(cache_of(found))
         return found
 
@@ -193,7 +193,7 @@ class HeedGenerationMixin(GenerationMixin):
         beam_indices: torch.Tensor | None = None,
         normalize_logits: bool = False,
     ) -> torch.Tensor:
-        """Return each generated token's score, 0 after a beam's end; transformers' reads the source's vocabulary."""
+        """Return each generated token's score, 0 after a beam's end; transformers takes the source's vocabulary."""
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
         steps = int((beam_indices >= 0).sum(-1).max())
@@ -204,20 +204,20 @@ class HeedGenerationMixin(GenerationMixin):
 
 
 class CachedGenerationMixin(HeedGenerationMixin):
-    """`generate()` of a model that keeps keys and values, whose hypotheses share their source."""
+    """`generate()` for a model that caches keys and values; hypotheses of one sentence share its source."""
 
     lm_head: Any
-    prepared: Any = None  # by `heedful.prepare_for_inference`: packed weights, which encode and search
+    prepared: Any = None  # packed weights that encode and search, set by `heedful.prepare_for_inference`
 
     def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, of a prepared model the one with packed weights."""
+        """Return the encoder; a prepared model returns the one with packed weights."""
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     @staticmethod
     def _reorder_cache(cache: EncoderDecoderCache, beam_idx: torch.LongTensor) -> EncoderDecoderCache:
         """Let each hypothesis continue from another one with the same source."""
         own: Any = cache.self_attention_cache
-        if own.is_compileable:  # in place: a CUDA graph reads and writes where it did when it was recorded
+        if own.is_compileable:  # in place: a CUDA graph uses the addresses at which it was recorded
             for states in [states for layer in own.layers for states in (layer.keys, layer.values)]:
                 states.copy_(states.index_select(0, beam_idx.to(states.device)))
         else:
@@ -226,7 +226,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's mask unchanged: one finished for a static cache lacks neighbourhood and padding."""
+        """Return the decoder's mask unchanged: transformers' for a static cache lacks neighbourhood and padding."""
         return attention_mask
 
     @either_cache_name
@@ -238,7 +238,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the inputs of a step; transformers' method takes longer than a small model's attention."""
+        """Return one step's inputs; transformers' method takes longer than the attention of a small model."""
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:
             # `share_sources` leaves out a mask of ones, but without one a step is compiled anew.
@@ -285,7 +285,7 @@ class CompiledSteps:
 def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None) -> dict[str, Any]:
     """Return a search's arguments with one row of the source for the `each` hypotheses of a sentence.
 
-    Each keeps its own with other models than Heed's Transformer, and where a user's code may read the rows.
+    With other models than Heed's Transformer, or if a user's code may see the rows, each hypothesis keeps its own row.
     """
     if not (isinstance(model, CachedGenerationMixin) and runs_known_code(model)):
         return arguments
@@ -297,12 +297,12 @@ def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None
         encoded, mask = copy.copy(encoded), None if mask is None else mask[::each]
         encoded.last_hidden_state = encoded.last_hidden_state[::each].contiguous()
     if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-        mask = None  # or each step would search it for padding
+        mask = None  # otherwise each step would search it for padding
     return arguments | {"encoder_outputs": encoded, "attention_mask": mask}
 
 
 def _check_padding_side(labels: torch.Tensor) -> None:
-    # Only on the CPU, where collators make batches: Python would wait for a GPU on every call.
+    # Only on the CPU, where collators make batches: on a GPU each call would synchronize.
     if labels.device.type != "cpu" or not is_eager() or labels.numel() == 0:
         return
     is_target = labels != IGNORED_LABEL

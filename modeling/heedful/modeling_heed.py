@@ -55,7 +55,7 @@ class HeedFeedForward(nn.Module):
         self.fc2 = nn.Linear(inner_size, config.d_model, bias=config.feed_forward_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Transform each position of `(B, length, D)` by itself."""
+        """Transform each position of `(B, length, D)` states independently."""
         if self.fc_gate is None:
             inner = self.activation(project(hidden_states, self.fc1))
         else:
@@ -88,7 +88,7 @@ class HeedResidual(nn.Module):
         self.norm = make_norm(config)
 
     def before(self, x: torch.Tensor, call: Call) -> torch.Tensor:
-        """Return what the sub-layer reads: `(B, length, D)` states x, normed in a pre-norm model."""
+        """Return the sub-layer's input from `(B, length, D)` states x: normed in a pre-norm model."""
         return x if self.is_post_norm else normalise(x, self.norm, call.is_lean)
 
     def after(self, x: torch.Tensor, output: torch.Tensor, call: Call) -> torch.Tensor:
@@ -171,7 +171,7 @@ class HeedPreTrainedModel(KernelChoice, HeedBaseModel):
 
 
 class HeedStack(HeedPreTrainedModel):
-    """What encoder and decoder share: token embeddings, positions, and the loop over the layers."""
+    """Base class of encoder and decoder: token embeddings, positions, and the loop over the layers."""
 
     side: Literal["encoder", "decoder"]
     layer_class: type[nn.Module]
@@ -195,7 +195,7 @@ class HeedStack(HeedPreTrainedModel):
         self.gradient_checkpointing = False
         depth = getattr(config, f"{self.side}_layers")
         self.layers = nn.ModuleList([self.layer_class(config) for _ in range(1 if config.share_layers else depth)])
-        self.rounds = depth if config.share_layers else 1  # how often all of them are applied
+        self.rounds = depth if config.share_layers else 1  # number of passes through all layers
         self.post_init()
         self._leave_out_of_tensor_parallelism()
 
@@ -227,7 +227,7 @@ class HeedStack(HeedPreTrainedModel):
 
 
 class HeedEncoder(HeedStack):
-    """A stack of N layers that read the whole source at once (section 3.1)."""
+    """A stack of N layers that encode the whole source at once (section 3.1)."""
 
     side = "encoder"
     layer_class = HeedEncoderLayer
@@ -308,7 +308,7 @@ class HeedDecoder(HeedStack):
             encoder_attention_mask: `(sources, source_length)`.
             cache: Cache of earlier calls, extended in place; `past_key_values` is its other name.
             inputs_embeds: `(batch, target_length, d_model)` in place of `input_ids`.
-            use_cache: Whether to return a cache; by default as the config says.
+            use_cache: Whether to return a cache; the default is the config's.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -344,7 +344,7 @@ class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTr
         super().__init__(config)
         model = HeedModel(config)
         self._hold_head(model, nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias))
-        # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
+        # Without a length, `generate()` would stop after 20 tokens, with no more than a log message.
         self.generation_config.max_length = config.max_position_embeddings
         self.post_init()
 

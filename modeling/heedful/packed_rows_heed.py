@@ -1,10 +1,10 @@
 """The rows of a batch in memory: padded to one length, without padding, or end to end.
 
-On the CPU a training step computes padding in attention alone. On a GPU a batch may be one long row of tokens,
+On the CPU a training step computes padding only in attention. On a GPU a batch may be one long row of tokens,
 `(1, N)`, in which a form of flash attention keeps sentences apart; N is a multiple of a large step, so that few shapes
 occur. `laid_end_to_end` makes such a batch.
 
-Letters in shape comments: N tokens of all rows with what fills them up, D = d_model, H heads.
+Letters in shape comments: N tokens of all rows and their filling, D = d_model, H heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ UNRESTRICTED = 2**20
 
 
 class Layout:
-    """How a stack's layers see its `(batch, length, D)` states: as they are, padding included."""
+    """The layout of a stack's `(batch, length, D)` states within its layers: here unchanged, with padding."""
 
     def fits(self, states: torch.Tensor) -> bool:
         """Return whether `(batch, length, D)` states have the layout's size."""
@@ -44,7 +44,7 @@ PADDED = Layout()
 
 
 class UniqueRows(torch.autograd.Function):
-    """Takes rows of a matrix, and rows of a gradient, which must be zero for rows not taken exactly once."""
+    """Takes rows of a matrix; the gradient of rows not taken exactly once must be zero."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ class PackedTokens(Layout):
         self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether rows and positions are as many."""
+        """Return whether the states have as many rows and positions as the layout."""
         return self.shape == states.shape[:2]
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
@@ -82,15 +82,15 @@ class PackedTokens(Layout):
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 
-LEAST_PADDING = 0.03  # of all positions: to compute less takes no longer than to pack
+LEAST_PADDING = 0.03  # share of positions; with less, packing costs more time than it saves
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> Layout:
-    """Return the packing of `(batch, length)` tokens, or `PADDED` where that is faster."""
+    """Return the packing of `(batch, length)` tokens, or `PADDED` if that is faster."""
     if tokens is None or tokens.dim() != 2:
         return PADDED
     tokens = tokens != 0
-    has_tokens = tokens.any(1).all()  # a row of padding attends to all of it
+    has_tokens = tokens.any(1).all()  # a row without tokens attends to all of its padding
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else PADDED
 
 
@@ -103,7 +103,7 @@ class EndToEnd(Layout):
     longest: int  # no row has more tokens
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether tokens are as many."""
+        """Return whether the states have as many tokens as the layout."""
         return self.positions.shape == states.shape[:2]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
@@ -128,7 +128,7 @@ ALL_PADDED = Packing()
 
 
 def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> Packing | None:
-    """Return the packing of a Transformer's step on the CPU, or `None` where its states may be observed."""
+    """Return the packing of a Transformer's step on the CPU, or `None` if its states may be observed."""
     if model.lm_head.weight.device.type != "cpu" or has_observers(model, inputs):
         return None
     needed = needed_targets(labels, inputs.get("decoder_attention_mask"))
@@ -136,7 +136,7 @@ def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> P
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(batch, length)`, true at targets with a label and those that it sees; `None` if unknown."""
+    """Return `(batch, length)`, true at targets with a label and at the targets that these see; `None` if unknown."""
     predicted = labels != IGNORED_LABEL
     needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
     if attention_mask is None:
@@ -170,7 +170,7 @@ def packed_attention(
 
 
 def why_padded(config: HeedBaseConfig, kernel: str) -> str | None:
-    """Return why rows must be padded, or `None` where they may lie end to end."""
+    """Return why rows must be padded, or `None` if they may lie end to end."""
     reads: Any = config
     if config.model_type != "heed":
         return "the model is recurrent"

@@ -66,7 +66,7 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
 
 def test_engines_that_cannot_read_the_settings_refuse_them_or_warn(paper, tokenizers, pairs):
     generate = partial(paper.model.generate, torch.tensor([[15, 16, 17]]), max_new_tokens=2)
-    with pytest.warns(UserWarning, match="does not read `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"):
+    with pytest.warns(UserWarning, match="ignores `length_penalty_form` and `tokens_beyond_source`.*BeamSearch"):
         generate()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -106,7 +106,7 @@ def test_a_field_by_its_other_name_is_understood_and_checked_as_well_and_those_o
     assert HeedConfig(hidden_size=256).d_model == HeedConfig(hidden_size=256, d_model=256).d_model == 256
     cases = [
         ({"num_hidden_layers": 0}, "`encoder_layers` must be at least 1, but is 0"),
-        ({"d_model": 128, "hidden_size": 256}, "`hidden_size` must be left out beside `d_model`"),
+        ({"d_model": 128, "hidden_size": 256}, "`hidden_size` must be left out if `d_model`"),
     ]
     assert_refused(cases, lambda changes: HeedConfig(**changes), (ValueError, StrictDataclassError))
     config.decoder_attention_heads = 5
@@ -127,5 +127,5 @@ def test_the_names_of_other_models_set_both_stacks_or_the_one_that_they_name():
     assert (config.encoder_attention_heads, config.decoder_attention_heads) == (2, 2)
     assert HeedConfig(**config.to_dict()).to_dict() == config.to_dict()
     cases = [({"num_heds": 3}, "did you mean `num_heads`"), ({"feed_forward_proj": "relu"}, "`activation_function`")]
-    cases += [({"dropout_rate": 0.3, "dropout": 0.2}, "`dropout_rate` must be left out beside `dropout`")]
+    cases += [({"dropout_rate": 0.3, "dropout": 0.2}, "`dropout_rate` must be left out if `dropout`")]
     assert_refused(cases, lambda options: HeedConfig(**options))

@@ -295,7 +295,7 @@ def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path)
     model = HeedForConditionalGeneration(tiny_config(attention_scoring="additive"))
     assert model.config._attn_implementation == "eager"
     model.config._attn_implementation = "sdpa"  # as nobody can forbid
-    with pytest.raises(ValueError, match="must be eager where `attention_scoring` is additive, but is sdpa"):
+    with pytest.raises(ValueError, match="must be eager if `attention_scoring` is additive, but is sdpa"):
         model(SOURCE, labels=TARGET)
     # Widths are compared as they are, not as they are written.
     for heads, has_flash in ((4, True), (2, False)):

@@ -210,7 +210,7 @@ def test_a_source_that_is_no_batch_is_named(name):
     cases = [(source[0], r"\(batch, length\).*\(6,\)"), (source[:, :0], r"a token at least, but are of \(3, 0\)")]
     assert_refused(cases, model.get_encoder())
     assert_refused([(source[:, :0], r"a token at least")], lambda labels: model(source, labels=labels))
-    assert_refused([(source, r"`generate\(\)` makes one, and `get_encoder\(\)` reads a source alone")], model)
+    assert_refused([(source, r"use `generate\(\)` to produce one, or `get_encoder\(\)`")], model)
 
 
 @pytest.mark.parametrize("name", HEED)

@@ -30,7 +30,7 @@ WRONG = [
     ({"pad_token_id": 99}, "`pad_token_id` must be at least 0 and below 99, but is 99"),
     ({"format_version": 2}, "`format_version` must be at most 1, but is 2"),
     ({"cel": "gru"}, "`cel` is not a field of HeedRNNConfig; did you mean `cell`"),
-    ({"d_model": 18}, "`d_model` must be left out beside `hidden_size`.* are 18 and 16"),
+    ({"d_model": 18}, "`d_model` must be left out if `hidden_size`.* are 18 and 16"),
 ]
 
 

@@ -1,6 +1,6 @@
 """What one version of transformers saved is read by the others, with Heedful and without; pins and docs agree.
 
-What Heedful touches of other libraries is in the table of docs/versions.md, is still there, and is still alike.
+The table of docs/versions.md has each private name of other libraries that Heedful uses; each still exists.
 """
 
 import inspect

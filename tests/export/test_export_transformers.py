@@ -64,7 +64,7 @@ def in_this_process(monkeypatch):
             fresh_process.answer(*command[3:])
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(exporter.subprocess, "run", run)
+    monkeypatch.setattr(fresh_process.subprocess, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
         return stock
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporter, "__file__", str(tmp_path / "nowhere" / "exporter.py"))
+        patch.setattr(fresh_process, "__file__", str(tmp_path / "nowhere" / "fresh_process.py"))
         message = r"transformers alone cannot run .*; it says: .*fresh_process.py.*No such file"
         assert_error(message, export_transformers, folder, tmp_path / "out", list(PAIRS))
     request.getfixturevalue("in_this_process")

@@ -1,26 +1,55 @@
-"""A program that answers `asked.pt` by `answer.pt`, with transformers alone; `transformers_export.py` runs it."""
+"""A saved model asked by transformers alone, in a new process that cannot import Heedful: this file is its program."""
 
+import os
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+
+def ask(folder: Path, inputs: dict[str, Any], searches: list[tuple[Any, ...]], **others: Any) -> dict[str, Any]:
+    """Return the `logits` of a batch, the `tokens` of each search by settings and inputs, and the `ids` of `texts`.
+
+    `trust_remote_code` lets the folder's own code run, which must then be there. Any failure is a `ValueError`.
+    """
+    with tempfile.TemporaryDirectory() as work:
+        asked = {"dtype": torch.float32, "trust_remote_code": False, "texts": (), **others}
+        asked |= {"inputs": inputs, "searches": searches, "threads": torch.get_num_threads()}
+        torch.save(asked, f"{work}/asked.pt")
+        # -P: nothing is imported from the current folder or from this file's.
+        command = [sys.executable, "-P", __file__, str(folder.resolve()), work]
+        environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
+        options: Any = {"env": environment, "cwd": work, "encoding": "utf-8", "errors": "replace"}
+        done = subprocess.run(command, capture_output=True, check=False, **options)
+        if done.returncode:
+            reason = ["nothing", *done.stderr.strip().splitlines()][-1]
+            raise ValueError(f"transformers alone cannot run the model; it says: {reason}")
+        return torch.load(f"{work}/answer.pt")
 
 
 @torch.inference_mode()
 def answer(folder: str, work: str) -> None:
-    """Write the ids of texts as source and as target, the tokens of each search, and the logits of a batch."""
-    sys.modules["heedful"] = None  # type: ignore[assignment]
-    asked = torch.load(f"{work}/asked.pt")
+    """Answer what `ask` has written into a folder."""
+    sys.modules["heedful"] = None  # type: ignore[assignment]  # makes its import fail
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    asked = torch.load(f"{work}/asked.pt", map_location="cpu")
     torch.set_num_threads(asked["threads"])
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-    found: dict[str, Any] = {"logits": model(**asked["inputs"]).logits, "tokens": []}
-    found["ids"] = [tokenizer(asked["texts"])["input_ids"], tokenizer(text_target=asked["texts"])["input_ids"]]
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": asked["trust_remote_code"]}
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=asked["dtype"], **options).eval()
+    place = type(model).__module__
+    if asked["trust_remote_code"] and not place.startswith("transformers_modules."):
+        raise ImportError(f"{type(model).__name__} comes from {place}, not from the folder")
+    found: dict[str, Any] = {"logits": model(**asked["inputs"], use_cache=False).logits, "tokens": []}
     for settings, inputs in asked["searches"]:
         model.generation_config.update(**settings)
         found["tokens"].append(model.generate(**inputs))
+    if asked["texts"]:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        found["ids"] = [tokenizer(asked["texts"])["input_ids"], tokenizer(text_target=asked["texts"])["input_ids"]]
     torch.save(found, f"{work}/answer.pt")
 
 

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from heedful.data.data_recipe import languages_of
 from heedful.data.tokenizer_training import PAD
 from heedful.decoding.engines import count_tokens, pad_sources
 from heedful.decoding.loading import load_model
-from heedful.export import comparison
+from heedful.export import comparison, fresh_process
 from heedful.files import read_object, write_text
 from heedful.messages_heed import wrong
 from heedful.training.model_of_recipe import config_of
@@ -144,8 +142,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     inputs = padded(sources[: max(1, rows)]) | {"decoder_input_ids": read["input_ids"]}
     begun = read["input_ids"].clone()
     begun[:, 0] = config.decoder_start_token_id
-    others = {"texts": draft.sentences, "searches": asked, "inputs": inputs | {"decoder_input_ids": begun}}
-    answer = _answer(draft.folder, others)
+    answer = fresh_process.ask(draft.folder, inputs | {"decoder_input_ids": begun}, asked, texts=draft.sentences)
     for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
         for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
             if expected != found:
@@ -162,18 +159,6 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
         logits = ours(**inputs).logits[is_compared]
     theirs = answer["logits"][is_compared][:, : logits.shape[-1]]
     return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE), len(begun)
-
-
-def _answer(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as work:
-        torch.save(asked | {"threads": torch.get_num_threads()}, f"{work}/asked.pt")
-        # -P: files of the program's folder cannot be imported by their bare names.
-        command = [sys.executable, "-P", str(Path(__file__).with_name("fresh_process.py")), str(folder), work]
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-        if done.returncode:
-            reason = ["nothing", *done.stderr.strip().splitlines()][-1]
-            raise ValueError(f"transformers alone cannot run the exported model; it says: {reason}")
-        return torch.load(f"{work}/answer.pt")
 
 
 def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:

@@ -2,10 +2,7 @@
 
 import inspect
 import math
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import unicodedata
 from collections import Counter
@@ -24,6 +21,7 @@ from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_t
 from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, reading, resolve_device
+from heedful.export import fresh_process
 from heedful.files import check_inside, first_line, listed, read_object
 from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
@@ -214,25 +212,6 @@ def check_tied_weights(model: Seq2SeqModel) -> Measured:
     return wrong, 0, ", ".join(found)
 
 
-_FRESH_PROCESS = """
-import sys
-sys.modules["heedful"] = None  # makes its import fail
-import torch
-from transformers import AutoModelForSeq2SeqLM
-folder, work = sys.argv[1:]
-inputs, dtype, threads = torch.load(work + "/asked.pt")
-torch.set_num_threads(threads)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype).eval()
-if not type(model).__module__.startswith("transformers_modules."):
-    raise ImportError(f"{type(model).__name__} comes from {type(model).__module__}, not from the folder")
-with torch.no_grad():
-    logits = model(**inputs, use_cache=False).logits
-del inputs["decoder_input_ids"]
-tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8)
-torch.save({"logits": logits, "tokens": tokens}, work + "/found.pt")
-"""
-
-
 @check("code in the folder")
 def check_remote_code(
     folder: str | Path, model: Seq2SeqModel, sample: Sample | None = None, trust_remote_code: bool = False
@@ -248,29 +227,15 @@ def check_remote_code(
         raise SkippedError("it is not the installed package's, and would run only with --trust-remote-code")
     sample = sample or make_sample(model)
     inputs = samples.source_inputs(model, sample.sources)
-    targets = {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
-    theirs = _found_in_fresh_process(folder, model.dtype, inputs | targets)
+    given = inputs | {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
+    settings = {"do_sample": False, "num_beams": 1, "max_new_tokens": 8}
+    theirs = fresh_process.ask(folder, given, [(settings, inputs)], dtype=model.dtype, trust_remote_code=True)
     rows = [row[: len(target)] for row, target in zip(theirs["logits"], sample.targets, strict=True)]
     distance, found = difference(rows, samples.logits_of(model, sample)), "logits and greedy tokens here and"
-    tokens = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=8).cpu()
-    if not torch.equal(tokens, theirs["tokens"]):
+    if not torch.equal(model.generate(**inputs, **settings).cpu(), theirs["tokens"][0]):
         found = f"logits {distance:.1e}, and other greedy tokens"
         distance = max(distance, 1.0) if model.dtype in EXACT else distance
     return distance, tolerance_of(model), f"{found} in a new process that cannot import heedful"
-
-
-def _found_in_fresh_process(folder: Path, dtype: torch.dtype, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as work:
-        cpu = {name: tensor.cpu() for name, tensor in inputs.items()}
-        torch.save((cpu, dtype, torch.get_num_threads()), f"{work}/asked.pt")
-        # -P: imports nothing from the current folder.
-        command = [sys.executable, "-P", "-c", _FRESH_PROCESS, str(folder.resolve()), work]
-        environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
-        process = subprocess.run(command, env=environment, cwd=work, capture_output=True, text=True, check=False)
-        if process.returncode != 0:
-            lines = [line for line in process.stderr.splitlines() if line.strip()]
-            raise ImportError(f"the new process failed: {lines[-1].strip() if lines else process.returncode}")
-        return torch.load(f"{work}/found.pt")
 
 
 def _age_of_code(folder: Path) -> str | None:

@@ -71,7 +71,7 @@ class EncoderDecoder(nn.Module):
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             raise ValueError(
                 "`decoder_input_ids` or, for a loss, `labels` must be given, but neither was. A call scores a target: "
-                "use `generate()` to produce one, or `get_encoder()` to encode only the source. (transformers' Trainer "
+                "use `generate()` to produce one, or `get_encoder()` to encode the source alone. (The Trainer "
                 "removes labels to smooth them: it needs the collator `DataCollatorForSeq2Seq(tokenizer, model)`.)"
             )
         source = encoded.last_hidden_state

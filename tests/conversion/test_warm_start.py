@@ -125,7 +125,7 @@ def test_what_no_heed_config_holds_and_wrong_use_are_refused_and_nothing_is_left
     ]
     assert_refused(cases, lambda case: warm_start(str(tmp_path / case[0]), tmp_path / "heed", case[1]))
     assert_error("but is bert instead: `--decoder-layers` gives such", convert, bert, tmp_path / "heed")
-    assert "must be left out if" in refused(
+    assert "must be left out beside" in refused(
         *("convert", bert, tmp_path / "heed", "--decoder-layers", 1, "--target-language", "de")
     )
     change_json(bert / "config.json", is_decoder=True)

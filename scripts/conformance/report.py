@@ -1,4 +1,4 @@
-"""What the outcomes of transformers' common tests say: counts, failures, skips with their reasons, and faults."""
+"""The report on transformers' common tests: counts, failures, skips with their reasons, and faults."""
 
 import json
 from collections import Counter
@@ -14,22 +14,24 @@ SUBJECTS = {
     "HeedTokenizerTest": "Heed's tokenizer",
     "PlainTokenizerTest": "a plain byte-level tokenizer",
 }
-# What is ours, and what it is measured against.
+# Our classes, and the classes that they are compared with.
 YARDSTICKS = {"Heed": "MarianMTModel", "Heed's tokenizer": "a plain byte-level tokenizer"}
-# Ours too, but of another kind than any yardstick: what it skips is listed, what it fails is a fault.
+# Compared with no other model: its skips are listed, and each failure is a fault.
 RECURRENT = "HeedRNN"
 OUTCOMES = ("passed", "failed", "skipped")
 LONGEST_REASON = 150
-CLEAN = "Heed fails nothing, and skips nothing that Marian runs; its tokenizer fails nothing that a plain one passes."
+CLEAN = (
+    "Heed fails no test, and skips no test that Marian runs. Its tokenizer passes every test that a plain one passes."
+)
 
-PARTIAL = "Nothing of Heed's that ran fails; what ran without its yardstick is compared with nothing."
+PARTIAL = "Heed fails none of the tests that were run. Some were run without the model to compare with."
 
 # Subject, test, then `outcome` and `reason`.
 Outcomes = dict[str, dict[str, dict[str, str]]]
 
 
 def read_outcomes(file: Path) -> Outcomes:
-    """Read what `suite/conftest.py` wrote, and group it by subject."""
+    """Return the outcomes that `suite/conftest.py` wrote, by subject."""
     by_subject: Outcomes = {}
     for name, outcome in json.loads(file.read_text(encoding="utf-8")).items():
         test_class, test = name.split("::")
@@ -38,15 +40,12 @@ def read_outcomes(file: Path) -> Outcomes:
 
 
 def tests_with(outcome: str, tests: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the tests that ended so, with one line of reason each."""
+    """Return the tests with an outcome, each with one line of its reason."""
     return {name: one_line(test["reason"]) for name, test in tests.items() if test["outcome"] == outcome}
 
 
 def one_line(reason: str) -> str:
-    """Return the first line of a reason, shortened, with nothing in it that Markdown takes for its own.
-
-    A line that ends in a colon announces the next, which is taken in its place.
-    """
+    """Return the first line of a reason that does not end in a colon, shortened and without Markdown."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     line = next((line for line in lines if not line.endswith(":")), "no reason given")
     line = line.replace("|", "/").replace("<", "‹").replace(">", "›").replace("`", "'")
@@ -54,9 +53,9 @@ def one_line(reason: str) -> str:
 
 
 def faults(outcomes: Outcomes) -> list[str]:
-    """Return what must not be: a failure, or a skip that the yardstick does not have.
+    """Return failures, and skips of tests that the compared model runs.
 
-    A tokenizer's failure that the plain tokenizer shares is one of the class that both are of.
+    A failure that the plain tokenizer shares comes from transformers' class.
     """
     found = [f"{RECURRENT}: {name} failed" for name in tests_with("failed", outcomes.get(RECURRENT, {}))]
     for subject, yardstick in YARDSTICKS.items():
@@ -82,7 +81,7 @@ def counts_table(outcomes: Outcomes) -> str:
 
 
 def failures_list(outcomes: Outcomes) -> str:
-    """Return every failure by name, with its reason."""
+    """Return all failures with their reasons."""
     lines = [
         f"- {subject}: `{name}`: {reason}"
         for subject, tests in outcomes.items()
@@ -92,7 +91,7 @@ def failures_list(outcomes: Outcomes) -> str:
 
 
 def skips_table(outcomes: Outcomes, subject: str) -> str:
-    """Return a subject's skips by their reason, and whether Marian has them."""
+    """Return a subject's skips by reason; a column marks those that Marian shares."""
     has_yardstick = "MarianMTModel" in outcomes
     theirs = tests_with("skipped", outcomes.get("MarianMTModel", {}))
     by_reason: dict[str, list[str]] = {}
@@ -108,7 +107,7 @@ def skips_table(outcomes: Outcomes, subject: str) -> str:
 
 
 def report(outcomes: Outcomes, versions: dict[str, str], origin: str) -> str:
-    """Return the whole report in Markdown; `origin` says where the tests of generation and export are from."""
+    """Return the report in Markdown; `origin` is the source of the generation and export tests."""
     measured = ", ".join(f"{name} {version}" for name, version in versions.items())
     found = faults(outcomes)
     is_measured = "Heed" in outcomes and all(
@@ -122,5 +121,5 @@ def report(outcomes: Outcomes, versions: dict[str, str], origin: str) -> str:
         f"### Failures\n\n{failures_list(outcomes)}",
     ]
     models = [name for name in ("Heed", RECURRENT) if name in outcomes]
-    parts += [f"### What {name} skips\n\n{skips_table(outcomes, name)}" for name in models]
+    parts += [f"### Tests that {name} skips\n\n{skips_table(outcomes, name)}" for name in models]
     return "\n\n".join(parts)

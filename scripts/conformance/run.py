@@ -1,11 +1,10 @@
 """Run transformers' own common model tests against Heed: `make conformance`.
 
-The tests are in the source distribution of transformers on PyPI, but for those of generation and export, which are in
-its repository. Those of the installed version are fetched into `.cache/conformance/`: with pip, and from GitHub where
-it can be reached (or taken from a checkout, `--tests FOLDER`). What they lack and what ties them to our models is
-added from `suite/`, and pytest runs it all against tiny models: Heed, its recurrent models, and Marian, BART and T5
-through the same glue. The report is printed; `--write` also puts it into docs/conformance.md. The exit status is 1 if
-a test of Heedful fails, or is skipped where Marian's is not.
+The tests of the installed version are fetched into `.cache/conformance/`: from transformers' source distribution on
+PyPI with pip, and those of generation and export from GitHub or a checkout (`--tests FOLDER`). `suite/` adds missing
+files and the adapters to our models. pytest runs all tests with tiny models: Heed, its recurrent models, and Marian,
+BART and T5. `--write` puts the printed report into docs/conformance.md. The exit status is 1 if Heed fails a test, or
+skips a test that Marian runs.
 
     python scripts/conformance/run.py --models heed marian -k "not fsdp"
 """
@@ -31,12 +30,12 @@ CACHE = ROOT / ".cache" / "conformance"
 DOCUMENT = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- begin: written by make conformance -->", "<!-- end -->"
 MODELS = ("heed", "heed_rnn", "marian", "bart", "t5", "tokenizers")
-# What transformers' tests import and Heed does not need.
+# An import of transformers' tests that Heed does not need.
 TEST_LIBRARY = "parameterized==0.9.0"
-# Generation and export tests: in the repository alone.
+# Generation and export tests: only in the repository.
 IN_REPOSITORY = ("generation/test_utils.py", "exporters/test_export.py")
 REPOSITORY = "https://raw.githubusercontent.com/huggingface/transformers/v{release}/tests/{name}"
-# These stand in for files that the source distribution lacks; where one is there, it is the one to use.
+# Our files, used only if the source distribution lacks them.
 STAND_INS = (
     "distributed_testing_utils.py",
     "exporters/test_export.py",
@@ -46,12 +45,12 @@ STAND_INS = (
 
 
 def pip(*arguments: str):
-    """Run pip, quietly, with whatever index it is configured for."""
+    """Run pip quietly with its configured index."""
     subprocess.run([sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"], check=True)
 
 
 def fetch(release: str) -> Path:
-    """Return the folder of transformers' tests and of the library they need, fetched at first use.
+    """Return the folder of transformers' tests and their library, fetched at first use.
 
     Args:
         release: Version of transformers.
@@ -75,11 +74,11 @@ def fetch(release: str) -> Path:
 
 
 def add_from_repository(fetched: Path, release: str) -> str:
-    """Add the tests of generation and export to the fetched ones, and return where those that will run are from.
+    """Add the tests of generation and export to the fetched ones, and return their source.
 
     Args:
         fetched: Folder of the fetched tests.
-        release: Version of transformers, whose tag is asked for.
+        release: Version of transformers; its tag is fetched.
     """
     missing = [name for name in IN_REPOSITORY if not (fetched / "tests" / name).exists()]
     texts = {}
@@ -89,8 +88,8 @@ def add_from_repository(fetched: Path, release: str) -> str:
             with urllib.request.urlopen(address, timeout=20) as answer:
                 texts[name] = answer.read()
         except (urllib.error.URLError, TimeoutError) as error:
-            print(f"{address} cannot be had ({error}): our own tests stand in", file=sys.stderr)
-            return "Heedful's own, in place of the repository's"
+            print(f"{address} is not available ({error}): our own tests are used instead", file=sys.stderr)
+            return "Heedful's own, instead of the repository's"
         print(f"fetched {address}", file=sys.stderr)
     for name, text in texts.items():
         (fetched / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,11 +98,11 @@ def add_from_repository(fetched: Path, release: str) -> str:
 
 
 def lay_out(fetched: Path, folder: Path, checkout: Path | None = None):
-    """Put the fetched tests and our own files together as the package `tests` in an empty folder.
+    """Combine the fetched tests and our files as the package `tests` in an empty folder.
 
     Args:
         fetched: Folder of the fetched tests.
-        folder: Where `tests/` is made.
+        folder: Folder for `tests/`.
         checkout: Folder of transformers' repository, for the tests of generation and export.
     """
     shutil.copytree(fetched / "tests", folder / "tests")
@@ -126,8 +125,8 @@ def run_tests(fetched: Path, folder: Path, models: list[str], expression: str) -
     """Run pytest and return the file of the outcomes.
 
     Args:
-        fetched: Folder of the fetched tests, whose `libraries` they need.
-        folder: What `lay_out` made.
+        fetched: Folder of the fetched tests and their `libraries`.
+        folder: Folder from `lay_out`.
         models: Names of `suite/models/test_*.py`.
         expression: pytest's `-k`.
 
@@ -165,7 +164,7 @@ def run_tests(fetched: Path, folder: Path, models: list[str], expression: str) -
 
 
 def write(text: str):
-    """Replace the part of docs/conformance.md that is written by this script."""
+    """Replace the generated part of docs/conformance.md."""
     document = DOCUMENT.read_text(encoding="utf-8")
     before, rest = document.split(BEGIN)
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
@@ -174,16 +173,18 @@ def write(text: str):
 def main():
     """Fetch, run, report."""
     parser = argparse.ArgumentParser(description="Run transformers' own common model tests against Heed.")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="what to test")
-    parser.add_argument("-k", dest="expression", default="", help="only tests whose names match, as pytest's -k")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models to test")
+    parser.add_argument("-k", dest="expression", default="", help="only tests with matching names, as in pytest's -k")
     parser.add_argument("--write", action="store_true", help="put the report into docs/conformance.md")
-    parser.add_argument("--tests", type=Path, metavar="FOLDER", help="checkout of transformers, of the same version")
+    parser.add_argument(
+        "--tests", type=Path, metavar="FOLDER", help="checkout of transformers of the installed version"
+    )
     options = parser.parse_args()
     lacking = [name for name in IN_REPOSITORY if options.tests and not (options.tests / "tests" / name).is_file()]
     if lacking:
         parser.error(f"`--tests` must be a checkout of transformers, but {options.tests} lacks tests/{lacking[0]}.")
     if options.write and (options.expression or set(options.models) != set(MODELS)):
-        parser.error("`--write` must be given without `--models` and `-k`: the document is about the whole suite.")
+        parser.error("`--write` must be given without `--models` and `-k`, because the page reports the whole suite.")
 
     versions = {name: version(name) for name in ("transformers", "torch", "tokenizers")}
     fetched = fetch(versions["transformers"])

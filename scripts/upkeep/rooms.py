@@ -19,7 +19,7 @@ MOST_OF_A_FILE = 500
 
 # What a reader needs; the other rooms are what he may open later, and none of these imports them when it is imported.
 NEEDED = ("data", "training", "decoding", "evaluation", "cli")
-FLAT = "The models in files that travel to the Hub with what is saved; public names and files."
+FLAT = "The models in files that travel to the Hub with saved models; public names and files."
 TABLE = re.compile(r"^\| room \| lines \| \|\n\|.*\n(?:\|.*\n)+", re.MULTILINE)
 STATION = re.compile(r"^(\| \d+ \| `)([\w/.]+)(` \| +)[\d,]+( \|)", re.MULTILINE)
 

@@ -32,7 +32,7 @@ def test_the_documents_counts_add_up_and_every_failure_and_every_skip_of_heed_is
     assert {name: listed.count(name) for name in counts} == {name: row[1] for name, row in counts.items()}
     assert counts["Heed"][1] == 0
     assert f"**{report.CLEAN}**" in WRITTEN
-    table = rows(section("What Heed skips"), columns=4)
+    table = rows(section("Tests that Heed skips"), columns=4)
     names = [name for row in table for name in re.findall(r"`(test_\w+)`", row[3])]
     assert len(names) == len(set(names)) == sum(int(row[0]) for row in table) == counts["Heed"][2]
     assert {row[2] for row in table} == {"yes"}  # Marian skips them too

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import helpers
-from heedful import HeedForConditionalGeneration
+from heedful import HeedConfig, HeedForConditionalGeneration
 from heedful.attending_heed import AS_WRITTEN
+from heedful.configuration_heed import GATED_ACTIVATIONS
 from heedful.modeling_heed import HeedFeedForward, HeedResidual
 from heedful.versions_heed import CHECKPOINTING, cache_of
 from helpers import FAMILIES, VARIANTS, assert_near, masked_batch, pairwise, shake, tiny_config, tiny_model
@@ -29,8 +30,12 @@ def test_the_network_is_equation_2():
     assert_near(network(STATES), inner @ network.fc2.weight.T + network.fc2.bias)
 
 
+GATES = {"swiglu": F.silu, "geglu": F.gelu, "geglu_new": torch.nn.GELU("tanh"), "reglu": F.relu}
+
+
 def test_a_gated_network_multiplies_the_inner_layer_by_its_activated_gate():
-    for name, activation in (("swiglu", F.silu), ("geglu", F.gelu), ("reglu", F.relu)):
+    assert GATES.keys() == GATED_ACTIVATIONS.keys() <= {*re.findall(r"`(\w+)`", HeedConfig.__doc__)}
+    for name, activation in GATES.items():
         network = HeedFeedForward(tiny_config(activation_function=name, feed_forward_bias=False), 64)
         shake(network)
         gate, inner = activation(STATES @ network.fc_gate.weight.T), STATES @ network.fc1.weight.T

@@ -24,9 +24,10 @@ ACTIVATIONS = {
     "tanh": "Tanh",
     "sigmoid": "Sigmoid",
 }
+ACTIVATIONS |= {gate: ACTIVATIONS[inner] for gate, inner in GATED_ACTIVATIONS.items() if inner in ACTIVATIONS}
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot", "dot"),
-    "activation_function": (*ACTIVATIONS, *GATED_ACTIVATIONS),
+    "activation_function": tuple(ACTIVATIONS),
     **dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"), (None,)),
 }
 TABLE_ROWS = 2048  # of positions that Heed computes and CTranslate2 looks up
@@ -108,7 +109,7 @@ def _options(config: HeedConfig, stack: str) -> dict[str, Any]:
         "num_layers": getattr(config, f"{stack}_layers"),
         "num_heads": heads,
         "pre_norm": config.norm_placement == "pre",
-        "activation": Activation[ACTIVATIONS[GATED_ACTIVATIONS.get(name, name)]],
+        "activation": Activation[ACTIVATIONS[name]],
         "layernorm_embedding": config.embedding_norm,
         "ffn_glu": name in GATED_ACTIVATIONS,
         "rms_norm": config.norm_type == "rmsnorm",

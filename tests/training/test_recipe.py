@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from heedful.data.sources import read_pairs
-from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP
+from heedful.evaluation.metrics import METRICS, SMALLEST_BOOTSTRAP
 from heedful.proposals import proposal as proposal_module
 from heedful.proposals.proposal import DataFacts, complete, propose, survey, this_machine
 from heedful.recipe_keys import keys_of
@@ -54,7 +54,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named_with_its_section():
     refused([({key: 1}, f"`{key}` is not a key of a recipe; did you mean `{meant}") for key, meant in nearest.items()])
 
 
-SELECTED = "one of loss, bleu, chrf, chrf++, exact_match, token_error_rate, character_error_rate"
+SELECTED = f"one of loss, {', '.join(name for name in METRICS if name != 'ter')}"  # which takes too long
 
 
 def test_a_value_of_another_type_is_refused():

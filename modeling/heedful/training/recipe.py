@@ -5,7 +5,7 @@ Each dataclass is a section of the file, each field a key; `heedful recipes keys
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.batching import BatchingSettings
@@ -124,9 +124,7 @@ class ValidationRecipe(Section, section="validation"):
     every_updates: int = key("how often loss and scores are measured", 1000, least=1, resumes=True)
     sentences: int | None = key("validation pairs to translate greedily; 0 for none, empty for all", None, least=0)
     max_new_tokens: int = key("the longest of these translations, in tokens", 128, least=1)
-    select: Criterion = key(
-        "the best checkpoint by loss, bleu, chrf, chrf++, exact_match, token_error_rate, character_error_rate", "loss"
-    )
+    select: Criterion = key(f"the best checkpoint by {', '.join(get_args(Criterion))}", "loss")
     patience: int | None = key("validations without improvement that end the run", None, least=1, resumes=True)
 
     def check(self) -> None:

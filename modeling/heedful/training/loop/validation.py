@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from accelerate import Accelerator
@@ -20,10 +20,10 @@ from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.protocols import Seq2SeqModel, TrainableModel
 from heedful.training.processes.collectives import all_reduce, is_sharded
-from heedful.training.recipe import DecodingRecipe, ValidationRecipe
+from heedful.training.recipe import Criterion, DecodingRecipe, ValidationRecipe
 from heedful.training.updates.engine import TrainingEngine
 
-METRICS = ("bleu", "chrf", "chrf++", "exact_match", *ERROR_RATES)  # all but TER, which is slow
+METRICS = get_args(Criterion)[1:]  # all but TER, which is slow
 LOWER_IS_BETTER = ("loss", *ERROR_RATES)
 Pairs = list[dict[str, Any]]
 

@@ -1,7 +1,7 @@
 """Loading, resizing and saving for both families.
 
 Loading refuses missing, unknown and misshapen weights, which transformers only logs. Saving adds checksums of the
-weights, and the code, so that a folder loads without Heedful.
+weights, and the code, so that a saved model loads without Heedful.
 """
 
 import copy
@@ -27,7 +27,7 @@ from .versions_heed import check_peft
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
-# Methods that neither encode nor decode: a saved model may be without those of a user.
+# Methods that neither encode nor decode: a saved model does not need a user's versions of them.
 UNSAVED = ("loss", "save_pretrained", "from_pretrained")
 ALIGNMENT = 64  # bytes; torch puts tensors on the CPU at multiples of it
 
@@ -47,19 +47,19 @@ class HeedBaseModel(PreTrainedModel):
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    # By transformers' Auto classes, the classes that load a saved folder, in the files that travel with it.
+    # The class that each of transformers' Auto classes loads from a saved folder, in the files that travel with it.
     auto_map: ClassVar[dict[str, str]]
     side: Literal["encoder", "decoder"] | None = None  # of a stack; a whole model has both
-    # Set by the model that holds this one: only the whole has all matrices of a vocabulary.
+    # Set by the enclosing model: only the whole model has all matrices of a vocabulary.
     is_part_of_a_model = False
     embed_tokens: nn.Embedding  # of a stack
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        cls._auto_class = None  # or transformers would copy the file of a user's class into each folder, unasked
+        cls._auto_class = None  # or transformers would copy a user's file into each folder, unasked
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return the `(batch, length, width)` embeddings of `(batch, length)` token ids, or those given."""
+        """Return the `(batch, length, width)` embeddings of `(batch, length)` token ids, or the given ones."""
         if inputs_embeds is None and input_ids is not None:
             self.check_token_ids(input_ids)
             return self.drop_words(self.embed_tokens(input_ids))
@@ -84,10 +84,10 @@ class HeedBaseModel(PreTrainedModel):
         if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
             must = "Token ids must be of shape (batch, length), with a token at least"
             raise ValueError(f"{must}, but are of {tuple(input_ids.shape)} instead.")
-        # Not on a GPU, since Python would wait for it on every call.
+        # Not on a GPU, where each call would synchronize.
         if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
-        # From the config: an adapter may have replaced the embeddings, and does not know their number.
+        # From the config: an adapter that replaced the embeddings lacks their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
         for bound in map(int, input_ids.aminmax()):
             if not 0 <= bound < limit:
@@ -101,26 +101,26 @@ class HeedBaseModel(PreTrainedModel):
         one, and the other way round, with a new head.
 
         Raises:
-            ValueError: If weights are missing or unknown, a file is broken, or the model was saved with code of a
-                user's that is not there.
+            ValueError: If weights are missing or unknown, a file is broken, or the model was saved with a user's code
+                that is not loaded.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
         is_strict = source is not None and kwargs.get("state_dict") is None and not kwargs.get("output_loading_info")
-        # transformers' own error for other shapes names none of them.
+        # transformers' own error for other shapes does not name the weights.
         asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": may_differ or is_strict}
         load: Any = super().from_pretrained
         try:
             model, report = load(source, *args, **asked)
         except Exception as error:
-            # By its name: users of a model on the Hub must have installed what this file imports.
+            # By its name: users of a model on the Hub need not have installed this library.
             if type(error).__name__ != "SafetensorError":
                 raise
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
         changed = getattr(model.config, CHANGED_CODE, None)
         if changed and changed_code(model) is None:
-            must = f"{source} must hold a model that Heedful's own code computes, but `{changed}` is a user's"
-            way = f"load it by the `from_pretrained` of your own class, or set `{CHANGED_CODE}=None` to do without it"
+            must = f"{source} must hold a model of Heedful's own code, but `{changed}` is a user's"
+            way = f"load it with your own class's `from_pretrained`, or pass `{CHANGED_CODE}=None` to do without it"
             raise ValueError(f"{must}: {way}.")
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
@@ -135,29 +135,29 @@ class HeedBaseModel(PreTrainedModel):
         widen_second_products(model)
         align_weights(model)
         check_quantization(model)
-        # With it a pipeline finds the target's tokenizer.
+        # A pipeline finds the target's tokenizer by it.
         model.hub_access = HubAccess(kwargs.get("revision"), kwargs.get("token"))
         return (model, report) if kwargs.get("output_loading_info") else model
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
-        """Keep the report of the model's own weights: with an adapter transformers returns the adapter's alone."""
+        """Keep the report of the model's own weights: with an adapter transformers returns only the adapter's."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
         self._own_report = loading_info.to_dict()
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Load an adapter as transformers does; an `ImportError` says which peft it needs."""
+        """Load an adapter as transformers does; an `ImportError` names the peft version that it needs."""
         check_peft()
         return super().load_adapter(*args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Add an adapter as transformers does; an `ImportError` says which peft it needs."""
+        """Add an adapter as transformers does; an `ImportError` names the peft version that it needs."""
         check_peft()
         super().add_adapter(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, with Heed's code, so that every Auto class finds its model in the folder.
 
-        With a model that runs code of your own no code is saved; its config.json names the class or method.
+        If the model runs code of your own, no code is saved, and config.json names your class or method.
 
         Raises:
             ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
@@ -172,12 +172,12 @@ class HeedBaseModel(PreTrainedModel):
             setattr(self.config, CHANGED_CODE, changed)
         elif any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
-            # transformers' saver copies what a file imports, so this line adds the pipeline's file.
+            # transformers' saver copies the files that a file imports, so this line adds the pipeline's file.
             from .pipeline_heed import pipelines_of_folder
 
             offered = getattr(self.config, "custom_pipelines", None) or {}
             self.config.custom_pipelines = pipelines_of_folder(next(iter(offered), None))
-        # transformers would upload before the checksums are written, as it does with a variant.
+        # transformers would upload before the checksums are written.
         pushes = not kwargs.get("variant") and kwargs.pop("push_to_hub", False)
         settings = {name: kwargs.pop(name) for name in PUSH_SETTINGS if pushes and name in kwargs}
         super().save_pretrained(save_directory, *args, **kwargs)
@@ -192,7 +192,7 @@ class HeedBaseModel(PreTrainedModel):
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
     def _keep_sharing(self: Any) -> None:
-        """Restore tying in the config: with two vocabularies, merging an adapter writes that no matrices are tied."""
+        """Restore tying in the config: with two vocabularies, merging an adapter marks all matrices as untied."""
         if self.config.tie_word_embeddings or self.side is not None:
             return
         model, head = self.base_model, self.get_output_embeddings()
@@ -207,7 +207,7 @@ class HeedBaseModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the source embeddings; where `config.has_one_vocabulary`, the target's and the output too.
+        """Resize the source embeddings; if `config.has_one_vocabulary`, also the target's and the output.
 
         With two vocabularies `resize_decoder_token_embeddings` resizes the other. A decoder by itself resizes its own.
 
@@ -236,7 +236,7 @@ class HeedBaseModel(PreTrainedModel):
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
         """
         if self.config.shares_source_and_target_embeddings:
-            must, advice = "be False where the target's embeddings alone are resized", "call `resize_token_embeddings`"
+            must, advice = "be False if only the target's embeddings are resized", "call `resize_token_embeddings`"
             raise wrong("share_encoder_decoder_embeddings", must, True, advice=f"{advice}, which resizes both")
         return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
 
@@ -253,7 +253,7 @@ class HeedBaseModel(PreTrainedModel):
             modules.append(head)
         if self.is_part_of_a_model:
             must = f"`{type(self).__name__}` must not be resized within a model, whose other parts keep their size"
-            raise ValueError(f"{must}: call `resize_token_embeddings` or `resize_decoder_token_embeddings` of it.")
+            raise ValueError(f"{must}: resize the whole model.")
         has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
         if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
             must = "The embeddings must be in memory to be resized, but are offloaded or spread over processes"
@@ -267,7 +267,7 @@ class HeedBaseModel(PreTrainedModel):
         return modules[0]
 
     def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
-        """Return a checked config in which the vocabularies of these sides have another size."""
+        """Return a checked config with another vocabulary size for these sides."""
         config = copy.copy(self.config)
         if self.side is None and len(sides) == 1:
             config.share_encoder_decoder_embeddings = False
@@ -305,14 +305,14 @@ def _sign_weights(folder: Path, is_whole: bool) -> None:
         for name in (left, *filter(OLD_FORM.fullmatch, names)):
             (folder / name).unlink(missing_ok=True)
     for path in folder.glob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets the owner alone read its files
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors gives its files to the owner only
     write_checksums(folder, "weights")
 
 
 def _rounded_up(size: int, multiple: int | None) -> int:
     if multiple is None:
         return size
-    if not isinstance(multiple, int):  # in the words of transformers, which its tests look for
+    if not isinstance(multiple, int):  # in transformers' words, which its tests expect
         asked = f"Asking to pad the embedding matrix to a multiple of `{multiple}`, which is not and integer"
         raise ValueError(f"{asked}. Please make sure to pass an integer")
     if multiple < 1:
@@ -321,7 +321,7 @@ def _rounded_up(size: int, multiple: int | None) -> int:
 
 
 def widen_second_products(model: PreTrainedModel) -> None:
-    """Put a T5's second feed-forward matrices, whose products overflow float16, into float32, as transformers does."""
+    """Put T5's second feed-forward matrices into float32, as transformers does: their products overflow float16."""
     config: Any = model.config
     if model.dtype == torch.float16 and getattr(config, "position_encoding", None) == "t5":
         for name, weight in model.named_parameters() if config.norm_type == "rmsnorm" else ():
@@ -331,14 +331,14 @@ def widen_second_products(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def align_weights(model: PreTrainedModel) -> None:
-    """Move loaded weights, which lie as in their file, to aligned addresses; elsewhere MKL sums in another order."""
+    """Move loaded weights to aligned addresses; at others MKL sums in another order."""
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
             weight.data = weight.data.clone()
 
 
 def check_device_map(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` if a `device_map` puts one of two tied matrices on the disk, not the other."""
+    """Raise a `ValueError` if a `device_map` puts one of two tied matrices on the disk, and not the other."""
     devices = getattr(model, "hf_device_map", None) or {}
     if "disk" not in devices.values():
         return
@@ -347,8 +347,8 @@ def check_device_map(model: PreTrainedModel) -> None:
         found = [devices[max(those, key=len)] if those else None for those in parts]
         if found[0] != found[1]:
             places = " and ".join(f"{name} on {device}" for name, device in zip(pair, found, strict=True))
-            must = f"`device_map` must put matrices that are one on one device, but puts {places} instead"
-            raise ValueError(f'{must}; `device_map="auto"` with `max_memory` sees to it.')
+            must = f"`device_map` must put tied matrices on one device, but puts {places} instead"
+            raise ValueError(f'{must}; `device_map="auto"` with `max_memory` does so.')
 
 
 def changed_code(model: HeedBaseModel) -> str | None:
@@ -380,16 +380,16 @@ def check_quantization(model: Any) -> None:
     weights = [model.get_parameter(name) for name in model.quantized_weights()]
     on_cpu = [weight for weight in weights if weight.device.type == "cpu"]
     if any(getattr(each, "act_quant_kwargs", None) for each in on_cpu) and not multiplies_bytes_exactly():
-        must = "`quantization_config` must quantize weights alone on this processor, which lacks VNNI instructions"
+        must = "`quantization_config` must quantize only weights on this processor, which lacks VNNI instructions"
         raise ValueError(f"{must}, but quantizes activations too: torch's products of 8 bits would be wrong.")
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
-    """Raise a `ValueError` if weights are missing or unknown, by the report of loading them from `source`."""
+    """Raise a `ValueError` if the report of loading from `source` has missing or unknown weights."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):
-        # Saved without a head or with one: only the stacks must match.
+        # Saved with or without a head: only the stacks must match.
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
@@ -402,9 +402,9 @@ def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: 
     """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two different tied matrices."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
-        must = f"{source} must hold weights of the shapes that its config says, but has {listed(shapes)}"
+        must = f"{source} must hold weights of its config's shapes, but has {listed(shapes)}"
         raise RuntimeError(f"{must}; `ignore_mismatched_sizes=True` draws them at random.")
-    # transformers unties them then.
+    # transformers then unties them.
     for pair in (getattr(model, "_tied_weights_keys", None) or {}).items():
         one, other = (model.get_parameter(key) for key in pair)
         if one is not other and one.device == other.device and one.device.type != "meta":

@@ -89,7 +89,7 @@ def test_automatic_places_keep_matrices_that_are_one_together(tmp_path, sharing,
 
 def test_one_matrix_in_two_places_is_refused(tmp_path):
     places = {"model.encoder": "cpu", "model.decoder": "disk", "lm_head": "cpu"}
-    with pytest.raises(ValueError, match=r"matrices that are one on one device, but puts .* on disk"):
+    with pytest.raises(ValueError, match=r"tied matrices on one device, but puts .* on disk"):
         loaded(tiny_model(), tmp_path / "one", device_map=places)
     original = tiny_model(**SHARINGS["nothing_shared"])
     assert_same(loaded(original, tmp_path / "three", device_map=places), original)

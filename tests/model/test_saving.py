@@ -230,7 +230,7 @@ def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders
     cases = [
         ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
         ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
-        ({"hidden_size": 18}, "weights of the shapes that its config says"),
+        ({"hidden_size": 18}, "weights of its config.s shapes"),
     ]
     folder = shutil.copytree(folders["recurrent", "5GB"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

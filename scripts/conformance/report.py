@@ -20,9 +20,7 @@ YARDSTICKS = {"Heed": "MarianMTModel", "Heed's tokenizer": "a plain byte-level t
 RECURRENT = "HeedRNN"
 OUTCOMES = ("passed", "failed", "skipped")
 LONGEST_REASON = 150
-CLEAN = (
-    "Heed fails no test, and skips no test that Marian runs. Its tokenizer passes every test that a plain one passes."
-)
+CLEAN = "Heed fails no test, and skips none that Marian runs. Its tokenizer passes every test that a plain one passes."
 
 PARTIAL = "Heed fails none of the tests that were run. Some were run without the model to compare with."
 

@@ -40,7 +40,7 @@ def test_the_guide_prints_what_it_says_learns_what_is_new_and_forgets_nothing(pl
     transformers_logging.disable_progress_bar()
     text = text_of("finetune")
     blocks = blocks_of(text)
-    assert len(blocks) == text.count("```python") == 5
+    assert len(blocks) == text.count("```python") == 4
     names = {}
     for code, expected in blocks:
         exec(code, names)

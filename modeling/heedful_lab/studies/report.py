@@ -77,33 +77,61 @@ def _key(name: str) -> str | int:
 
 
 def render_report(results: Mapping[str, Any]) -> str:
-    """Write what is in `results.json` as Markdown: findings, tables, figures, and how they came about."""
+    """Write `results.json` as Markdown: findings, tables, figures, command and trainings."""
     parts = [f"# {results['study']}", results["question"]]
     if results["findings"]:
-        parts.append("\n".join(f"- {finding}" for finding in filled_findings(results)))
+        parts += ["## Findings", "\n".join(f"- {finding}" for finding in filled_findings(results))]
     for table in results["tables"]:
         parts += [f"## {table['title']}", Table(**table).markdown()]
     for name, caption in results["figures"].items():
         parts.append(f"![{name}]({figure_file(results['study'], name)})\n\n{caption}")
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    parts += ["## How it was made", f"```\n{results['command']}\n```", f"With {versions}."]
+    parts += ["## How it was measured", f"```\n{results['command']}\n```", f"With {versions}."]
     if results["trainings"]:
         parts.append(_render_trainings(results["trainings"]))
     return "\n\n".join(parts) + "\n"
 
 
 def _render_trainings(trainings: list[dict[str, Any]]) -> str:
-    """Say how models were trained: first the changes that all have in common, then a row for each with its own."""
-    first, *others = (one["changes"] for one in trainings)
-    common = {key: value for key, value in first.items() if all((key, value) in one.items() for one in others)}
+    """Write the changes that all trainings have in common, then a row for each training with its own."""
+    changes = [one["changes"] for one in trainings]
+    common, options = _common(changes), [one["model.options"] for one in changes if "model.options" in one]
+    listed = _listed_changes(common)
+    if 1 < len(options) < len(changes):  # the others keep the options of the recipe
+        common["model.options"] = _common(options)
+        listed += "; rows with `model.options` also have " + _listed_changes(
+            {"model.options": common["model.options"]}
+        )
     rows = []
     for one in trainings:
-        own = {key: value for key, value in one["changes"].items() if key not in common}
+        own = _without(one["changes"], common)
         rows.append((one["name"], _listed_changes(own), one["parameters"], one["updates"], one["target_tokens"]))
     header = "training | changes | parameters :, | updates :, | target tokens :,"
     table = Table.of("trainings", "Trainings", header, rows)
     recipe = "Trained by the studies' shared recipe, `modeling/heedful_lab/studies/recipe.yaml`, with"
-    return f"{recipe} {_listed_changes(common)}:\n\n{table.markdown()}"
+    return f"{recipe} {listed}:\n\n{table.markdown()}"
+
+
+def _common(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the changes that all have, and of mappings the entries that all have."""
+    first, *others = changes
+    common: dict[str, Any] = {}
+    for key, value in first.items():
+        values = [one.get(key, ...) for one in others]
+        if isinstance(value, Mapping) and all(isinstance(one, Mapping) for one in values):
+            shared = _common([value, *values])
+            common |= {key: shared} if shared or not value else {}
+        elif all(one == value for one in values):
+            common[key] = value
+    return common
+
+
+def _without(changes: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in changes.items() if common.get(key, ...) != value}
+    return {
+        key: _without(value, common[key]) if isinstance(common.get(key), Mapping) else value
+        for key, value in own.items()
+    }
 
 
 def _listed_changes(changes: Mapping[str, Any]) -> str:

@@ -253,7 +253,7 @@ class HeedBaseModel(PreTrainedModel):
             modules.append(head)
         if self.is_part_of_a_model:
             must = f"`{type(self).__name__}` must not be resized within a model, whose other parts keep their size"
-            raise ValueError(f"{must}: resize the whole model.")
+            raise ValueError(f"{must}: resize the whole model (`resize_token_embeddings`).")
         has_map, weights = bool(getattr(self, "hf_device_map", None)), [module.weight for module in modules]
         if any((weight.is_meta and has_map) or not weight.numel() for weight in weights):
             must = "The embeddings must be in memory to be resized, but are offloaded or spread over processes"

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from heedful.evaluation import metrics
-from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparable
 from heedful.files import check_at_least, read_lines
 from heedful.messages_heed import wrong
@@ -84,14 +83,14 @@ def compare_translations(
     signatures, chrf = {}, {}
     every = [texts for seeds in systems.values() for texts in seeds]
     for metric in metrics.affordable_metrics(settings.ter, list(chain(*every)), accepted * len(every)):
-        measure = _Metric(metric, accepted, settings)
+        measure = metrics.Measure(metric, accepted, str(settings.tokenize), settings.lowercase)
         counts = {name: [measure.counts(texts) for texts in seeds] for name, seeds in systems.items()}
         wide = [np.stack(seeds * (width // len(seeds)), axis=1) for seeds in counts.values()]
-        for (name, seeds), tested in zip(counts.items(), _tests(measure, wide), strict=True):
+        for (name, seeds), tested in zip(counts.items(), _tests(measure, wide, settings), strict=True):
             scores = [measure.score(texts.sum(axis=0)) for texts in seeds]
             spread = {"deviation": statistics.stdev(scores)} if len(scores) > 1 else {}
             compared[name][metric] = {"score": statistics.fmean(scores), "scores": scores, **spread, **tested}
-        signatures[f"{metric}_signature"] = measure.signature()
+        signatures[f"{metric}_signature"] = measure.signature(bs=settings.resamples, seed=settings.seed)
         if metric == "chrf":
             chrf = {name: np.mean([list(map(measure.score, texts)) for texts in counts[name]], 0) for name in counts}
     baseline, *others = systems
@@ -174,53 +173,16 @@ def _is_json(text: str) -> bool:
         return False
 
 
-class _Metric:
-    """A score by sums over sentences."""
-
-    def __init__(self, name: str, references: Sequence[Sequence[str]], settings: ComparisonSettings):
-        self.name, self.references, self.settings = name, references, settings
-        self.highest = math.inf if name in ("ter", *ERROR_RATES) else 100.0
-        is_ours = name in PERCENTAGES
-        self.metric = None if is_ours else metrics.sacrebleu_metric(name, str(settings.tokenize), settings.lowercase)
-
-    def counts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the addends of each sentence, `(sentences, counts)`."""
-        if self.metric is None:
-            return counts_of(self.name, texts, self.references, self.settings.lowercase)
-        given = metrics.Counted(texts), metrics.streams(self.references)
-        return np.array(self.metric._extract_corpus_statistics(*given))
-
-    def score(self, sums: np.ndarray) -> float:
-        """Return the score of sums `(counts)`, or the mean over seeds `(seeds, counts)`."""
-        if sums.ndim > 1:
-            return statistics.fmean(map(self.score, sums))
-        if self.metric is None:
-            return percentage(*sums)
-        return float(self.metric._compute_score_from_stats(sums.tolist()).score)
-
-    def signature(self) -> str:
-        """Return sacrebleu's signature of a paired bootstrap."""
-        from sacrebleu.metrics.base import Signature
-
-        numbers = {len(texts) for texts in self.references}
-        plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1: they differ
-        signature = plain if self.metric is None else self.metric.get_signature()
-        signature.update("seed", self.settings.seed)
-        signature.update("bs", self.settings.resamples)
-        return str(signature)
-
-
-def _tests(metric: _Metric, systems: list[np.ndarray]) -> Iterator[dict[str, Any]]:
+def _tests(
+    metric: metrics.Measure, systems: list[np.ndarray], settings: ComparisonSettings
+) -> Iterator[dict[str, Any]]:
     """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first, with p."""
-    from sacrebleu.significance import estimate_ci
-
-    settings, count = metric.settings, len(systems[0])  # the draws are those of sacrebleu's paired tests
+    count = len(systems[0])  # the draws are those of sacrebleu's paired tests
     drawn = np.random.default_rng(settings.seed).choice(count, (settings.resamples, count))
     kept = np.random.default_rng(settings.seed).integers(2, size=(settings.trials, count), dtype=bool)
     resampled = [np.array([metric.score(counts[rows].sum(axis=0)) for rows in drawn]) for counts in systems]
     for counts, scores in zip(systems, resampled, strict=True):
-        mean, half = map(float, estimate_ci(scores))
-        found: dict[str, Any] = {"interval": (max(0.0, mean - half), min(metric.highest, mean + half))}
+        found: dict[str, Any] = {"interval": metric.interval(scores)}
         if counts is not systems[0]:
             difference = metric.score(counts.sum(axis=0)) - metric.score(systems[0].sum(axis=0))
             moved = np.abs(scores - resampled[0])

@@ -1,9 +1,9 @@
 """Corpus scores of translations: BLEU, chrF and TER by sacrebleu, exact match, and error rates."""
 
-import json
 import logging
 import math
 import os
+import statistics
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -88,20 +88,19 @@ def score_translations(
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
     tokenize = fitting_tokenizer(tokenize, alternatives)
     scores: dict[str, Any] = {}
-    for name in (name for name in ("bleu", "chrf", "chrf++", "ter") if name in metrics):
-        metric = sacrebleu_metric(name, tokenize, lowercase)
-        score = metric.corpus_score(Counted(predictions), streams(alternatives), n_bootstrap=max(bootstrap, 1))
-        signature = str(metric.get_signature())
-        scores |= {name: float(score.score), f"{name}_signature": signature}
-        if bootstrap:
-            scores[f"{name}_interval"] = _bootstrap_interval(score, signature)
-    for name in (name for name in PERCENTAGES if name in metrics):
-        counts = counts_of(name, predictions, alternatives, lowercase)
-        sums = counts.sum(axis=0).tolist()
-        scores[name] = percentage(*sums)
-        if bootstrap:
-            interval = _interval_of_rate(counts, bootstrap) if name in ERROR_RATES else wilson_interval(*sums)
-            scores[f"{name}_interval"] = interval
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
+    for name in (name for name in METRICS if name in metrics):
+        measure = Measure(name, alternatives, tokenize, lowercase)
+        counts = measure.counts(predictions)
+        scores[name] = measure.score(counts.sum(axis=0))
+        if name not in PERCENTAGES:
+            scores[f"{name}_signature"] = measure.signature(**({"bs": bootstrap, "seed": seed} if bootstrap else {}))
+        if bootstrap and name == "exact_match":
+            scores[f"{name}_interval"] = wilson_interval(*counts.sum(axis=0).tolist())
+        elif bootstrap:
+            generator = np.random.default_rng(None if seed == "none" else int(seed))
+            drawn = generator.choice(len(counts), (bootstrap, len(counts)))
+            scores[f"{name}_interval"] = measure.interval([measure.score(counts[rows].sum(axis=0)) for rows in drawn])
     empty = sum(not any(map(str.strip, texts)) for texts in alternatives)
     facts: dict[str, Any] = {"count": len(predictions)} | ({"empty_references": empty} if empty else {})
     return scores | facts | ({} if ignore is None else {"ignore": ignore})
@@ -240,9 +239,7 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name != "bleu":
-        chrf = _of_plain_numbers(CHRF)
-        order = 2 if name == "chrf++" else 0
-        return _of_plain_numbers(TER)() if name == "ter" else chrf(word_order=order, lowercase=lowercase)
+        return TER() if name == "ter" else CHRF(word_order=2 if name == "chrf++" else 0, lowercase=lowercase)
     if tokenize not in BLEU.TOKENIZERS:
         raise wrong("tokenize", f"be one of {sorted(BLEU.TOKENIZERS)}", repr(tokenize))
     try:
@@ -255,32 +252,42 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
         raise ValueError(f"{what}, which failed: {error}") from error
 
 
-def _of_plain_numbers(metric: Any) -> Any:
-    """Return a chrF or TER whose bootstrap can average resamples without a match."""
+class Measure:
+    """A score by sums over sentences."""
 
-    class Plain(metric):
-        def _compute_score_from_stats(self, stats: Any) -> Any:
-            score = super()._compute_score_from_stats(stats)
-            score.score = float(score.score)
-            return score
+    def __init__(self, name: str, references: Sequence[Sequence[str]], tokenize: str, lowercase: bool):
+        self.name, self.references, self.lowercase = name, references, lowercase
+        self.metric = None if name in PERCENTAGES else sacrebleu_metric(name, tokenize, lowercase)
 
-    return Plain
+    def counts(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the addends of each sentence, `(sentences, counts)`."""
+        if self.metric is None:
+            return counts_of(self.name, texts, self.references, self.lowercase)
+        return np.array(self.metric._extract_corpus_statistics(Counted(texts), streams(self.references)))
 
+    def score(self, sums: np.ndarray) -> float:
+        """Return the score of sums `(counts)`, or the mean over seeds `(seeds, counts)`."""
+        if sums.ndim > 1:
+            return statistics.fmean(map(self.score, sums))
+        if self.metric is None:
+            return percentage(*sums)
+        return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
-def _bootstrap_interval(score: Any, signature: str) -> tuple[float, float]:
-    described = json.loads(score.format(width=6, is_json=True, signature=signature))
-    # sacrebleu leaves out a mean of 0.
-    mean, half_width = described.get("confidence_mean", 0.0), described.get("confidence_var", 0.0)
-    # The symmetric interval may leave the scale; TER has no upper end.
-    highest = math.inf if score.name == "TER" else 100.0
-    return max(0.0, mean - half_width), min(highest, mean + half_width)
+    def interval(self, scores: Sequence[float]) -> tuple[float, float]:
+        """Return the 95 % interval of the scores of resamples."""
+        from sacrebleu.significance import estimate_ci
 
+        mean, half = map(float, estimate_ci(np.array(scores)))
+        # The symmetric interval may leave the scale; TER and error rates have no upper end.
+        return max(0.0, mean - half), min(math.inf if self.name in ("ter", *ERROR_RATES) else 100.0, mean + half)
 
-def _interval_of_rate(counts: np.ndarray, bootstrap: int) -> tuple[float, float]:
-    from sacrebleu.significance import estimate_ci
+    def signature(self, **bootstrap: Any) -> str:
+        """Return sacrebleu's signature, with the resamples (`bs`) and the `seed` of a bootstrap."""
+        from sacrebleu.metrics.base import Signature
 
-    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()
-    drawn = np.random.default_rng(None if seed == "none" else int(seed)).choice(len(counts), (bootstrap, len(counts)))
-    edits, lengths = (column.take(drawn).sum(axis=1) for column in np.ascontiguousarray(counts.T))
-    mean, half_width = map(float, estimate_ci(np.array(list(map(percentage, edits, lengths)))))
-    return max(0.0, mean - half_width), mean + half_width
+        numbers = {len(texts) for texts in self.references}
+        plain = Signature({"num_refs": min(numbers) if len(numbers) == 1 else -1})  # -1: they differ
+        signature = plain if self.metric is None else self.metric.get_signature()
+        for name, value in bootstrap.items():
+            signature.update(name, value)
+        return str(signature)

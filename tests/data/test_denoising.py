@@ -105,7 +105,7 @@ def test_paths_lie_beside_the_recipe_and_its_card_is_not_that_of_other_texts(tmp
 
 def test_the_guides_commands_learn_from_texts(tmp_path, monkeypatch, printed):
     monkeypatch.chdir(tmp_path)
-    section = text_of("low_resource").split("## Texts without translations")[1].split("\n## ")[0]
+    section = text_of("backtranslate").split("## Learn from texts first")[1]
     tree = tiny_tree("runs/pairs", {"data.train": "builtin:train:60", "optimization.warmup_updates": 1})
     Path("pairs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     Path("english.txt").write_text("\n".join(TEXTS), encoding="utf-8")

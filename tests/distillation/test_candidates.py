@@ -18,7 +18,7 @@ from helpers import assert_error, assert_refused
 from memorised import saved_in
 from tiny_runs import SIZES
 
-SECTION = text_of("low_resource").split("## Candidates from any system")[1].split("\n## ")[0]
+SECTION = text_of("distill").split("## Candidates from any system")[1]
 SOURCE = "고양이가 잔다."
 TEXTS = ["It rains.", "The cat sleeps.", "A cat sleeps.", "The cats sleep here."]
 

@@ -22,7 +22,7 @@ from helpers import assert_error, tiny_model
 from memorised import saved_in
 from tiny_runs import SIZES
 
-SECTION = text_of("low_resource").split("## A student of a larger model")[1].split("\n## ")[0]
+SECTION = text_of("distill").split("## Candidates from")[0]
 REFERENCE = "The dog eats an apple."
 
 
@@ -154,7 +154,7 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
 
 def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
     commands = commands_of(SECTION, r"[\w-]+")
-    assert [command.split()[0] for command in commands] == ["distill", "train", "distill-tokens", "train"]
+    assert [command.split()[0] for command in commands] == ["distill", "train", "distill", "distill-tokens", "train"]
     data = {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"}
     recipe = {
         "name": "student",
@@ -166,7 +166,10 @@ def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
         "overwrite": True,
     }
     Path("pairs.yaml").write_text(json.dumps(recipe))
+    texts = (json.dumps({"ko": pair["source"]}) for pair in read_pairs("pairs.tsv", "1", "2"))
+    Path("texts.jsonl").write_text("\n".join(texts))
     run_commands(printed, commands)
+    assert [*read_pairs("distilled.jsonl", "ko", "en")] == [*read_pairs("pairs.tsv", "1", "2")]
     assert [*read_pairs("distilled.jsonl.gz", "1", "2")] == [*read_pairs("pairs.tsv", "1", "2")]
     log = [json.loads(line) for line in Path("runs/student/log.jsonl").read_text().splitlines()]
     assert all(log[number]["train/distillation"] for number in (0, 1))

@@ -21,7 +21,8 @@ FR = ["Un chien.", "Un chat.", "Deux hommes.", "Une fille chante."]
 
 
 def section(title: str) -> str:
-    return re.search(rf"^## {title}\n(.*?)^## ", text_of("low_resource"), re.MULTILINE | re.DOTALL)[1]
+    guides = "".join(map(text_of, ("several_corpora", "backtranslate", "low_resource")))
+    return re.search(rf"^## {title}\n(.*?)^##? ", guides, re.MULTILINE | re.DOTALL)[1]
 
 
 def table(path, sources, targets, names=("en", "de")):

@@ -1,4 +1,4 @@
-"""What the site needs beyond its pages: navigation, languages, links out of docs/, the reference, notebooks."""
+"""Additions to the pages of the site: navigation, languages, links out of docs/, the reference, notebooks."""
 
 import re
 import tomllib
@@ -8,25 +8,24 @@ from posixpath import dirname, join, normpath, relpath
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
-FIRST = ("README", "index")  # in the navigation of a folder
-# The guides in the order of use; others follow.
-FIRST += ("train", "low_resource", "text_to_text", "tokenizers", "convert", "finetune", "train_from_nothing")
-FIRST += ("own_model", "lora", "train_in_python", "load_and_generate", "decoding", "score_and_compare", "attention")
-FIRST += ("publish", "serve", "backtranslate", "chatbot", "recurrent", "kernels")
-# In a table, the name of a file, a test, or a class or function; it is no link yet.
+FIRST = ("README", "index")  # pages that begin a folder in the menu
+# A comment that the site replaces by the table of a command's options.
+OPTIONS = re.compile(r"^<!-- options: ([\w -]+) -->$", re.MULTILINE)
+# The name of a file, a test, a class or a function in a table, without a link.
 PATH = r"(?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+"
 NAMED = re.compile(rf"(?<!\[)`({PATH}|heedful(?:\.\w+)+)(?:::\w+)?`")
-WIDE = ("benchmarks.md", "records/measurements.md")  # its tables take the place of the table of contents
+# Pages with wide tables, which have no table of contents.
+WIDE = ("benchmarks.md", "records/measurements.md", "recipe.md")
 ROW = re.compile(r"^\|.*$", re.MULTILINE)
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
-# The first cell of a notebook; where Heedful is installed it does nothing.
+# The first cell of a notebook, which does nothing if Heedful is installed.
 INSTALL = """\
 try:
     import heedful
 except ImportError:
     %pip install --quiet "heedful[plots] @ {source}"
 """
-# What the menu of a Korean page calls the parts of the site.
+# The Korean titles in the menu of a Korean page.
 MENU = {"Home": "처음", "Course": "영어 강의", "Guides": "안내서", "Studies": "실험"}
 MENU |= {"Paper and code": "논문과 코드", "Measured and promised": "측정과 약속", "Records": "기록"}
 MENU |= {"Reference": "레퍼런스"}
@@ -34,30 +33,26 @@ NOTEBOOK = {"ko": "노트북으로 내려받기", "en": "Download as a notebook"
 
 
 def on_config(config):
-    """Read the repository's address; let a folder in the navigation stand for its pages, its README or index first."""
+    """Take the repository's address from pyproject.toml, and replace each folder in the menu by its pages."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     config.repo_url = project.get("urls", {}).get("Repository")
-    entries = {title: where for entry in config.nav for title, where in entry.items()}
-    named = {each for where in entries.values() for each in ([where] if isinstance(where, str) else where)}
-    config.nav = [{title: pages(where, named)} for title, where in entries.items()]
+    named = set(re.findall(r"[\w/]+\.md", str(config.nav)))
+    for entry in config.nav:
+        for title, where in entry.items():
+            if isinstance(where, str) and where.endswith("/"):
+                entry[title] = [page for page in pages(where) if page not in named]
     return config
 
 
-def pages(where: str | list[str], named: set[str]):
-    """Return a page as it is, and of a folder, or in a list of both, the pages that are not named by themselves."""
-    if isinstance(where, str) and not where.endswith("/"):
-        return where
-    found = []
-    for each in [where] if isinstance(where, str) else where:
-        stems = {path.stem for path in (ROOT / "docs" / each).glob("*.md")} if each.endswith("/") else ()
-        order = sorted(stems, key=lambda stem: (FIRST.index(stem) if stem in FIRST else len(FIRST), stem))
-        inside = [normpath(join(each, f"{stem}.md")) for stem in order]
-        found += [page for page in inside if page not in named] if each.endswith("/") else [each]
-    return found
+def pages(folder: str) -> list[str]:
+    """Return the pages of a folder, its README or index first."""
+    stems = {path.stem for path in (ROOT / "docs" / folder).glob("*.md")}
+    order = sorted(stems, key=lambda stem: (stem not in FIRST, stem))
+    return [normpath(join(folder, f"{stem}.md")) for stem in order]
 
 
 def file_of(name: str) -> str | None:
-    """Return the file of the repository that a name is of: its path there or in the package, a module, what it has."""
+    """Return the file of a name in the repository: the path of a file, a module, or a class or function in one."""
     if name.startswith(("heedful.", "heedful_lab.")):
         parts = public_names().get(name.removeprefix("heedful."), name).split(".")
         paths = ["/".join(parts[:count]) + ".py" for count in range(len(parts), 1, -1)]
@@ -68,7 +63,7 @@ def file_of(name: str) -> str | None:
 
 
 def link_to(path: str, uri: str, config, files) -> str:
-    """Return the address of a file of the repository; where that has none, a copy in the site is made."""
+    """Return the address of a file of the repository, or of a copy in the site if the repository has no address."""
     if config.repo_url:
         return f"{config.repo_url.rstrip('/')}/blob/main/{path}"
     from mkdocs.structure.files import File
@@ -80,7 +75,7 @@ def link_to(path: str, uri: str, config, files) -> str:
 
 
 def on_page_markdown(markdown: str, page, config, files):
-    """Link what lies outside of docs/, fill the reference, and offer a chapter as a notebook."""
+    """Rewrite links out of docs/, fill the reference and the tables of options, and offer a chapter as a notebook."""
     uri = page.file.src_uri
 
     def rewritten(match: re.Match) -> str:
@@ -101,10 +96,15 @@ def on_page_markdown(markdown: str, page, config, files):
         markdown = ROW.sub(lambda row: NAMED.sub(linked, row[0]), markdown)
     if uri == "reference/index.md":
         markdown += "".join(f"\n::: {home}.{name}\n" for name, home in sorted(public_names().items()))
+    if uri == "reference/commands.md":
+        markdown += "".join(
+            f"\n## heedful {name}\n\n{command.help}\n\n{table(command)}" for name, command in commands()
+        )
+    markdown = OPTIONS.sub(lambda match: table(dict(commands())[match[1]]), markdown)
     if uri in WIDE:
         page.meta["hide"] = ["toc"]
     if CHAPTER.fullmatch(uri):
-        # Chapters explain a term where it comes first: in the search, earlier ones come before later ones.
+        # The first chapter with a term explains it, so earlier chapters come first in the search.
         page.meta["search"] = {"boost": 12 - int(Path(uri).name[:2])}
         title, _, rest = markdown.partition("\n")
         link = f'<a href="{Path(uri).stem}.ipynb" download>{NOTEBOOK[uri.split("/")[1]]}</a>'
@@ -125,14 +125,42 @@ def on_page_context(context, page, config, nav):
     return context
 
 
+def commands(prefix: str = "", group=None):
+    """Yield the name and the object of each command of `heedful`, also of those in groups such as `export`."""
+    if group is None:
+        from typer.main import get_command
+
+        from heedful.cli.main import app
+
+        group = get_command(app)
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        if hasattr(command, "list_commands"):
+            yield from commands(f"{prefix}{name} ", command)
+        else:
+            yield prefix + name, command
+
+
+def table(command) -> str:
+    """Return the arguments and options of a command as a table, from the help that the command prints."""
+    import typer
+
+    rows = ["| argument or option | meaning |", "|---|---|"]
+    for parameter in command.params:
+        if record := parameter.get_help_record(typer.Context(command)):
+            name, meaning = (text.replace("|", "\\|") for text in record)
+            rows.append(f"| `{name}` | {meaning.replace('<', '&lt;')} |")
+    return "\n".join([*rows, ""])
+
+
 def public_names() -> dict[str, str]:
-    """Read which module each public name comes from, without importing any."""
+    """Return the module of each public name, without importing any."""
     text = (ROOT / "modeling" / "heedful" / "__init__.pyi").read_text(encoding="utf-8")
     return {name: home for home, name in re.findall(r"from (\S+) import (\w+)", text)}
 
 
 def write_notebook(markdown: str, path: Path, config, uri: str) -> None:
-    """Write a chapter as a notebook that needs no other file: it installs Heedful, and its cells draw the figures."""
+    """Write a chapter as a notebook that needs no other file: it installs Heedful and draws its figures."""
     import jupytext
     from nbformat.v4 import new_code_cell
 
@@ -147,6 +175,6 @@ def write_notebook(markdown: str, path: Path, config, uri: str) -> None:
 
 
 def _whole_link(text: str, target: str, site_url: str | None, uri: str) -> str:
-    """Return a link to a page as one that leads there from anywhere, or its text where the site has no address."""
+    """Return a link to a page with its whole address, or only the link's text if the site has no address."""
     page = normpath(join(dirname(uri), target)).replace(".md", ".html")
     return f"[{text}]({site_url.rstrip('/')}/{page})" if site_url else text

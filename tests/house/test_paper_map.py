@@ -3,8 +3,9 @@
 import ast
 import re
 from dataclasses import fields
-from importlib import import_module
+from inspect import getsource
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import get_type_hints
 
 import typer
@@ -56,8 +57,7 @@ def check(name: str) -> None:
         assert command in typer.main.get_command(app).commands
         assert set(study) <= set(STUDIES)
     elif name.startswith(("heedful.", "heedful_lab.")):
-        module, _, attribute = name.rpartition(".")
-        assert hasattr(import_module(module), attribute)
+        resolve_name(name)
     elif "/" in name:
         assert (ROOT / name).exists()
     else:
@@ -78,9 +78,18 @@ def test_what_the_map_names_exists():
     for name in NAMES:
         try:
             check(name)
-        except (AssertionError, ImportError, ValueError, StrictDataclassError) as error:
+        except (AssertionError, AttributeError, ImportError, ValueError, StrictDataclassError) as error:
             missing[name] = error
     assert missing == {}
+
+
+def test_every_formula_is_computed_by_the_lines_that_the_map_shows_and_no_equation_is_left_out():
+    rows, wrong = rows_of("Formulas"), []
+    for _, _, name, shown in rows:
+        code = re.sub(r"  # .*", "", getsource(resolve_name(name.strip("`"))))
+        wrong += [line for line in re.findall("`([^`]+)`", shown) if f" {line}\n" not in code]
+    assert wrong == []
+    assert {f"Equation {number}" for number in range(1, 4)} <= {row[0] for row in rows} <= PAPER
 
 
 def test_every_study_is_an_argument_of_the_paper():

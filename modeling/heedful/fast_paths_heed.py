@@ -347,9 +347,9 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
     )
 
 
-def normalise(states: torch.Tensor, norm: Any, is_lean: bool = False) -> torch.Tensor:
-    """Apply a norm to `(…, D)` states; a lean one keeps less, but its gradient cannot be differentiated."""
-    if is_lean and can_use_lean_norm(norm, states):
+def normalise(states: torch.Tensor, norm: Any, call: Any = None) -> torch.Tensor:
+    """Apply a norm to `(…, D)` states; in a lean call it keeps less, but its gradient cannot be differentiated."""
+    if call is not None and call.is_lean and can_use_lean_norm(norm, states):
         return LeanLayerNorm.apply(states, norm.weight, norm.bias, norm.eps)
     # A T5 in float16 divides states in float32 before it rounds them, as in transformers.
     if isinstance(norm, nn.RMSNorm) and norm.weight.dtype == torch.float16 and states.dtype == torch.float32:

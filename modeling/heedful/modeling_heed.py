@@ -11,7 +11,7 @@ positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `a
 - `HeedPreTrainedModel`, below: initial weights; it is a `KernelChoice` (`attending_heed.py`), which chooses attention
   functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves.
 
-Letters in shape comments: B batch, S source length, T target length, D = d_model, V = number of target tokens.
+Letters in shape comments: B batch, S source length, T target length, D = d_model.
 """
 
 import math
@@ -57,7 +57,7 @@ class HeedFeedForward(nn.Module):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Transform each position of `(B, length, D)` states independently."""
         if self.fc_gate is None:
-            inner = self.activation(project(hidden_states, self.fc1))
+            inner = self.activation(project(hidden_states, self.fc1))  # (B, length, inner_size)
         else:
             inner = self.activation(project(hidden_states, self.fc_gate)) * project(hidden_states, self.fc1)
         if self.is_t5 and inner.dtype == torch.float16 and self.fc2.weight.dtype == torch.float32:
@@ -89,13 +89,13 @@ class HeedResidual(nn.Module):
 
     def before(self, x: torch.Tensor, call: Call) -> torch.Tensor:
         """Return the sub-layer's input from `(B, length, D)` states x: normed in a pre-norm model."""
-        return x if self.is_post_norm else normalise(x, self.norm, call.is_lean)
+        return x if self.is_post_norm else normalise(x, self.norm, call)
 
     def after(self, x: torch.Tensor, output: torch.Tensor, call: Call) -> torch.Tensor:
         """Add the sub-layer's output to `(B, length, D)` states x, and norm the sum in a post-norm model."""
         added = x + (self.dropout(output) if self.training else output)
         added = clamped(added) if self.is_clamped else added
-        return normalise(added, self.norm, call.is_lean) if self.is_post_norm else added
+        return normalise(added, self.norm, call) if self.is_post_norm else added
 
 
 # Layers and stacks, section 3.1

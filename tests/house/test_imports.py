@@ -117,6 +117,16 @@ def test_a_model_file_imports_its_own_configuration_and_no_other_model():
         assert {name for name in found if name.startswith(("configuration_", "modeling_"))} == {own}
 
 
+def test_the_model_has_no_lambda_no_partial_and_no_name_of_a_fast_path_or_of_a_versions_cache():
+    path = PACKAGE / "modeling_heed.py"
+    taken = re.findall(r"(?:fast_paths|packed_rows|versions)_heed\.(\w+)", " ".join(imports_of(path)))
+    assert {*taken} <= {"HeedDropout", "normalise", "project", "decoder_output", "either_cache_name"}
+    nodes = [*ast.walk(tree_of(path))]
+    assert not [node for node in nodes if isinstance(node, ast.Lambda)]
+    names = " ".join({str(getattr(node, field, "")) for node in nodes for field in ("id", "attr", "arg", "name")})
+    assert re.findall(r"\S*(?:partial|lean|eager|pack(?:ed|ing)|onednn|past_key|hasattr|version)\S*", names) == []
+
+
 def test_imports_inside_the_package_have_no_circle():
     modules = {name_of(path): path for path in [*MODULES, *LABORATORY]}
     edges = {

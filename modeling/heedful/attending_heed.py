@@ -229,7 +229,7 @@ FEWEST_BLOCKS = 4  # shorter sequences are masked instead
 class WindowedMask(NamedTuple):
     """The mask of restricted self-attention, in blocks of queries, each with the keys of two or three blocks."""
 
-    windows: torch.Tensor  # (batch · blocks, 1, block, window), as the attention function takes its mask
+    windows: torch.Tensor  # (B · blocks, 1, block, window), as the attention function takes its mask
 
 
 def pays_in_windows(length: int, radius: int) -> bool:

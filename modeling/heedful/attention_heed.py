@@ -2,7 +2,7 @@
 
 Masks, and kernels that compute the same as `eager_attention`, are in `attending_heed.py`.
 
-Letters in shape comments: B batch, Q and K lengths of queries and keys, H heads.
+Letters in shape comments: B batch, Q and K lengths of queries and keys, H heads, D = d_model.
 """
 
 from typing import Any, cast
@@ -42,7 +42,7 @@ def eager_attention(
         scores = module.additive_score(query, key)
     else:
         query = query * kwargs["scaling"]
-        scores = torch.matmul(query, key.transpose(2, 3))
+        scores = torch.matmul(query, key.transpose(2, 3))  # (B, H, Q, K)
     if module.relative_keys is not None:
         scores = scores + module.relative_keys(query, kwargs["distances"])
     if kwargs.get("position_bias") is not None:
@@ -51,7 +51,7 @@ def eager_attention(
         scores = scores + attention_mask
     weights = F.softmax(scores, dim=-1)
     dropped = F.dropout(weights, p=kwargs["dropout"], training=module.training)
-    output = torch.matmul(dropped, value)
+    output = torch.matmul(dropped, value)  # (B, H, Q, d_v)
     if module.relative_values is not None:
         output = output + module.relative_values(dropped, kwargs["distances"])
     return output.transpose(1, 2), weights
@@ -104,7 +104,7 @@ class HeedAttention(nn.Module):
         self.relative_values = RelativeValues(config, self.d_v) if has_vectors else None
 
     def forward(self, x: torch.Tensor, call: Call = AS_WRITTEN) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend from `(B, Q, d_model)` states to themselves or the call's source; weights may be `(B, H, Q, K)`."""
+        """Attend from `(B, Q, D)` states to themselves or the call's source; weights may be `(B, H, Q, K)`."""
         query, key, value = self.project_source(x, call) if self.is_cross else self.project_own(x, call)
         output, weights = call.attend(self, query, key, value)  # (B, Q, H, d_v)
         return project(call.layout.pack(output.flatten(2)), self.out_proj), weights

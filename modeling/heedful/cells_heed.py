@@ -1,4 +1,4 @@
-"""Recurrent cells: their equations, runs over padded sequences (B in a batch), and the cache."""
+"""Recurrent cells: their equations, runs over padded sequences (B batch, S source length), and the cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .configuration_heed_rnn import HeedRNNConfig
 from .fast_paths_heed import is_original, is_traced, is_transformed
 
-# A cell's state between positions: (h,), or (h, c) of an LSTM, each (B, hidden).
+# A cell's state between positions: (h,), or (h, c) of an LSTM, each (B, hidden_size).
 State = tuple[torch.Tensor, ...]
 # Of a plain cell, and torch's cells that compute one in one operation.
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid, "linear": torch.positive}
@@ -42,9 +42,9 @@ class Cell(nn.RNNBase):
         is_reversed: bool = False,
         is_fused: bool = True,
     ) -> Any:
-        """Read one token of each sequence, `(batch, input_size)`, or whole sequences, `(batch, length, input_size)`.
+        """Read one token of each sequence, `(B, input_size)`, or whole sequences, `(B, length, input_size)`.
 
-        Return the next state; of whole sequences the outputs, `(batch, length, hidden_size)` with zeros at padding,
+        Return the next state; of whole sequences the outputs, `(B, length, hidden_size)` with zeros at padding,
         where `tokens` is false, and the last state. `is_fused` runs torch's cell, if there is one.
         """
         is_fused = is_fused and self.fused_step is not None
@@ -64,7 +64,7 @@ class Cell(nn.RNNBase):
         return F.linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
-        """Run torch's loop over `(batch, length, input_size)` or packed sequences."""
+        """Run torch's loop over `(B, length, input_size)` or packed sequences."""
         # torch keeps a second list of the weights, which lacks offloaded ones.
         self._flat_weights = [*self.all_weights[0]]
         return super().forward(inputs, state)
@@ -83,7 +83,7 @@ class RNNCell(Cell, nn.RNN):
         return FUSED_PLAIN_CELLS.get(self.activation)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from `read`, the `(batch, hidden_size)` W x + b of the next token."""
+        """Return the next state from `read`, the `(B, hidden_size)` W x + b of the next token."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         return (ACTIVATIONS[self.activation]((read + kept).to(hidden.dtype)),)
@@ -95,7 +95,7 @@ class LSTMCell(Cell, nn.LSTM):
     fused_step = staticmethod(torch.lstm_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state (h, c) from `read`, the `(batch, 4 · hidden_size)` W x + b of the next token."""
+        """Return the next state (h, c) from `read`, the `(B, 4 · hidden_size)` W x + b of the next token."""
         hidden, cell = state
         gates = self.gates(read, hidden)
         # c is only scaled and added to, so that gradients reach far back.
@@ -116,7 +116,7 @@ class GRUCell(Cell, nn.GRU):
     fused_step = staticmethod(torch.gru_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from `read`, the `(batch, 3 · hidden_size)` W x + b of the next token."""
+        """Return the next state from `read`, the `(B, 3 · hidden_size)` W x + b of the next token."""
         (hidden,) = state
         gates = self.gates(read, hidden)
         return (gates["update"] * hidden + (1 - gates["update"]) * gates["candidate"],)
@@ -158,7 +158,7 @@ def run_fused(
     dtype = cell.weight_ih_l0.dtype
     inputs = inputs.to(dtype)
     state = no_state(cell, inputs) if state is None else tuple(part.to(dtype) for part in state)
-    parts = tuple(part[None].contiguous() for part in state)  # (1, B, hidden) each
+    parts = tuple(part[None].contiguous() for part in state)  # (1, B, hidden_size) each
     given = parts if len(parts) > 1 else parts[0]
     if tokens is None:
         outputs, last = cell.whole(inputs.flip(1) if is_reversed else inputs, given)
@@ -179,13 +179,13 @@ def run_fused(
 
 
 def no_state(cell: Cell, inputs: torch.Tensor) -> State:
-    """Return the state before the first token of `(batch, …)` inputs: zeros in the weights' dtype."""
+    """Return the state before the first token of `(B, …)` inputs: zeros in the weights' dtype."""
     zeros = torch.zeros(inputs.shape[0], cell.hidden_size, dtype=cell.weight_ih_l0.dtype, device=inputs.device)
     return (zeros, zeros) if isinstance(cell, LSTMCell) else (zeros,)
 
 
 def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
-    """Return torch's last state, `(1, batch, hidden)`, as a `State`."""
+    """Return torch's last state, `(1, B, hidden_size)`, as a `State`."""
     return tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
 
 
@@ -208,7 +208,7 @@ def keep_at_padding(is_token: torch.Tensor, new: State, old: State) -> State:
 
 
 def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a `(batch, length)` mask of bools, or `None` without padding."""
+    """Return a `(B, length)` mask of bools, or `None` without padding."""
     if mask is None:
         return None
     tokens = mask != 0

@@ -123,7 +123,7 @@ class FiniteLogits(LogitsProcessor):
         self.model, self.fills_cache = model, fills_cache
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the `(rows, V)` scores unchanged."""
+        """Return the `(rows, vocabulary)` scores unchanged."""
         if self.model is not None:
             check_logits(scores, self.model.dtype)
         self.model = None
@@ -197,7 +197,7 @@ class HeedGenerationMixin(GenerationMixin):
         if beam_indices is None:
             beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
         steps = int((beam_indices >= 0).sum(-1).max())
-        stacked = torch.stack(tuple(scores[:steps]), dim=1)  # (rows, steps, V)
+        stacked = torch.stack(tuple(scores[:steps]), dim=1)  # (rows, steps, vocabulary)
         stacked = stacked.log_softmax(-1) if normalize_logits else stacked
         rows, step = beam_indices[:, :steps], torch.arange(steps, device=sequences.device)
         return stacked[rows.clamp(min=0), step, sequences[:, -steps:]].masked_fill(rows < 0, 0.0)

@@ -71,7 +71,7 @@ class OutputLoss(torch.autograd.Function):
             for rows in predicted.split(at_once // len(predicted), dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
                 part, target = states[rows].to(dtype), labels[rows][:, None]
-                logits = linear(part, matrix, None if bias is None else bias.to(dtype))
+                logits = linear(part, matrix, None if bias is None else bias.to(dtype))  # (len(rows), V)
                 compute = replace_by_gradient if objective is None else objective.at(rows).replace_by_gradient
                 total = total + compute(logits, target, smoothing, of_bias)
                 if of_states is not None:

@@ -3,8 +3,7 @@
 Encoder, attention to the source, decoder, model, output; the cells are in `cells_heed.py`. The loss, loading, saving
 and `generate()` are those of the Transformer.
 
-Letters in shape comments: B batch, S source length, T target length, E = embedding_size, H = hidden_size, V = number
-of target tokens.
+Letters in shape comments: B batch, S source length, T target length, E = embedding_size, H = hidden_size.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ On the CPU a training step computes padding only in attention. On a GPU a batch 
 `(1, N)`, in which a form of flash attention keeps sentences apart; N is a multiple of a large step, so that few shapes
 occur. `laid_end_to_end` makes such a batch.
 
-Letters in shape comments: N tokens of all rows and their filling, D = d_model, H heads.
+Letters in shape comments: B batch, N tokens of all rows and their filling, D = d_model, H heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,18 +25,18 @@ UNRESTRICTED = 2**20
 
 
 class Layout:
-    """The layout of a stack's `(batch, length, D)` states within its layers: here unchanged, with padding."""
+    """The layout of a stack's `(B, length, D)` states within its layers: here unchanged, with padding."""
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether `(batch, length, D)` states have the layout's size."""
+        """Return whether `(B, length, D)` states have the layout's size."""
         return True
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(batch, length, D)` states for the layers."""
+        """Lay out `(B, length, D)` states for the layers."""
         return states
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay them out as `(batch, length, D)` again."""
+        """Lay them out as `(B, length, D)` again."""
         return states
 
 
@@ -74,11 +74,11 @@ class PackedTokens(Layout):
         return self.shape == states.shape[:2]
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(batch, length, D)` as `(1, N + 1, D)`."""
+        """Lay out `(B, length, D)` as `(1, N + 1, D)`."""
         return UniqueRows.apply(states.flatten(0, 1), self.numbers, self.inverse).unsqueeze(0)
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(1, N + 1, D)` as `(batch, length, D)`."""
+        """Lay out `(1, N + 1, D)` as `(B, length, D)`."""
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 
@@ -86,7 +86,7 @@ LEAST_PADDING = 0.03  # share of positions; with less, packing costs more time t
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> Layout:
-    """Return the packing of `(batch, length)` tokens, or `PADDED` if that is faster."""
+    """Return the packing of `(B, length)` tokens, or `PADDED` if that is faster."""
     if tokens is None or tokens.dim() != 2:
         return PADDED
     tokens = tokens != 0
@@ -119,7 +119,7 @@ class Packing:
     source: Layout = PADDED
 
     def of(self, side: str, states: torch.Tensor) -> Layout:
-        """Return the layout of a side's `(batch, length, D)` states."""
+        """Return the layout of a side's `(B, length, D)` states."""
         layout = self.source if side == "encoder" else self.states
         return layout if layout.fits(states) else PADDED
 
@@ -136,7 +136,7 @@ def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> P
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(batch, length)`, true at targets with a label and at the targets that these see; `None` if unknown."""
+    """Return `(B, length)`, true at targets with a label and at the targets that these see; `None` if unknown."""
     predicted = labels != IGNORED_LABEL
     needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
     if attention_mask is None:

@@ -4,7 +4,7 @@ These are `RotaryPositions`; `RelativeKeys` and `RelativeValues` of Shaw et al.,
 Representations", 2018, which the heads of a layer share; and `RelativeBias` of T5.
 
 Letters in shape comments: B batch, or 1 where all sequences are numbered alike, Q and K lengths of queries and keys,
-H heads.
+H heads, D = d_model.
 """
 
 import math
@@ -40,7 +40,7 @@ class SinusoidalPositions(nn.Module):
         self.offset = config.position_offset
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
-        """Encode `(B, length)` positions as `(B, length, d_model)`."""
+        """Encode `(B, length)` positions as `(B, length, D)`."""
         return sinusoids(positions + self.offset, self.width, self.layout)
 
 

@@ -25,7 +25,6 @@ from heedful.decoding.loading import STOCK
 from heedful.export.page import write_page
 from heedful.export.transformers_export import export_transformers
 from heedful.training.run import train
-from heedful.verification.verification import verify
 from heedful_lab.course.embeddings import word_states
 from helpers import assert_error, assert_near, assert_refused, change_json, padded
 from pretrained_checkpoints import BUILDERS, ENGLISH, KOREAN, SIZES, bart, m2m100, nllb
@@ -170,14 +169,6 @@ def test_threads_get_the_language_of_their_own_side(converted, monkeypatch):
     monkeypatch.setattr(pair.target, "_switch_to_target_mode", lambda: (switch(), time.sleep(0.02)))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda job: job[0](job[1]), jobs)) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("converted", ["marian_separate", "mbart50", "m2m100"], indirect=True)
-def test_the_folder_passes_heed_verify_without_heed_too(converted):
-    result = verify(converted.result.folder, ENGLISH[-5:])
-    assert not result.failed, result.table()
-    assert {"code in the folder", "tokenizer round trip"} <= {f.check for f in result.findings if f.passed}
 
 
 def test_notes_and_the_card_say_what_was_kept_and_left_out_and_the_folder_can_be_pushed(converted):

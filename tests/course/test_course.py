@@ -11,10 +11,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from typer.main import get_command
 
-from heedful.cli.main import app
-from heedful.training.recipe_file import recipes
 from heedful.training.run_folder.folder import RECIPE_KEYS
 from heedful_lab.korean_english.pairs import korean_english_pairs
 from heedful_lab.studies.catalogue import NAMES
@@ -153,18 +150,6 @@ def test_a_notebook_of_the_site_runs(site, tmp_path):
     nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     drawn = [output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in str(output)]
     assert len(drawn) == 1
-
-
-def test_the_commands_that_the_course_names_exist():
-    known: dict[str, set[str]] = {}
-    for path in sorted(COURSE.rglob("*.md")):
-        for command, option in re.findall(r"`heedful ([\w-]+)(?: (?:--)?([\w-]+))?[^`]*`", path.read_text("utf-8")):
-            known.setdefault(command, set()).add(option)
-    assert known.keys() <= set(get_command(app).commands)
-    assert {option for option in known.pop("study") if option} <= set(NAMES)
-    assert known["train"] - {""} <= {*recipes()}
-    attention = get_command(app).get_command(None, "attention")
-    assert known["attention"] - {""} <= {name.lstrip("-") for each in attention.params for name in each.opts}
 
 
 # Each of the 54 items has a mark in chapters of both languages, or a command that runs.

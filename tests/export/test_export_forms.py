@@ -27,16 +27,7 @@ from heedful.export.onnx.onnx_export import export_onnx
 from heedful.export.onnx.onnx_graphs import write_onnx
 from heedful.export.onnx.onnx_model import OnnxModel
 from heedful.export.page import write_page
-from helpers import (
-    SHARINGS,
-    VARIANTS,
-    assert_error,
-    assert_near,
-    dequantized,
-    logits_of,
-    rounding,
-    tiny_model,
-)
+from helpers import SHARINGS, VARIANTS, assert_error, assert_near, dequantized, logits_of, rounding, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "publish.md"

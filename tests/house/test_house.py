@@ -14,7 +14,7 @@ import torch
 
 import heedful
 from heedful.training.recipe_file import to_yaml
-from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise, run_python
+from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise
 from tiny_runs import tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -105,24 +105,6 @@ def test_our_own_use_of_what_is_deprecated_is_an_error_and_that_inside_other_lib
     with pytest.raises(kind, match="of the docs"):
         exec(f"import warnings; warnings.warn('of the docs', {kind.__name__}, stacklevel=1)", {})
     warnings.warn_explicit("old", kind, "file.py", 1, "transformers.trainer")
-
-
-@pytest.mark.multiprocess
-def test_a_run_of_the_tests_ends_with_the_extras_that_are_not_installed_and_what_each_skipped(tmp_path):
-    extras = '{here = ["regex"], gone = ["no-such>=1", "nor-that"], of_it = ["no-such"], unused = ["other[x]"]}'
-    (tmp_path / "pyproject.toml").write_text(f"[project]\noptional-dependencies = {extras}\n[tool.pytest]\n")
-    (tmp_path / "test_file.py").write_text("import pytest\npytest.importorskip('no_such.part')\n")
-    (tmp_path / "test_parts.py").write_text(
-        "import pytest\n@pytest.mark.parametrize('number', range(3))\n"
-        "def test_one(number):\n    pytest.importorskip('nor_that')\n"
-        "def test_two():\n    pytest.skip('No module named no_such')\n"
-    )
-    arguments = "-m", "pytest", "-p", "extras", "-n", "2", tmp_path
-    printed = run_python(*arguments, PYTHONPATH=str(ROOT / "tests" / "support")).stdout
-    assert printed.partition(" extras that are not installed ")[2].splitlines()[1:3] == [
-        "gone (no-such, nor-that): skipped tests 3, whole files 1",
-        "unused (other): skipped tests 0, whole files 0",
-    ]
 
 
 def test_a_new_process_tells_which_piece_raised_and_has_no_heedful_where_it_is_not_to_be(tmp_path):

@@ -1,9 +1,7 @@
 """Table 1: its layers against their equations, its formulas against what torch counts, and time, memory and paths."""
 
 import itertools
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from heedful_lab.studies.catalogue import find_study
 from heedful_lab.studies.complexity import complexity, reach
-from heedful_lab.studies.complexity.complexity import NAMES, PAPER
 from heedful_lab.studies.complexity.counts import Sizes, operations, path_length, term_of_table_1
 from heedful_lab.studies.complexity.layers import ConvolutionalLayer, SelfAttentionLayer, make_layer
 from heedful_lab.studies.complexity.measurement import KINDS, held_bytes
 from heedful_lab.studies.study import Lab
 from helpers import assert_near, sentences, shake, tiny_model
-from small_studies import SMALLEST, rows_of
+from small_studies import SMALLEST
 
 SMALL = {"d_model": 24, "heads": 3, "neighbourhood": 5, "kernel_width": 3, "cell": "lstm"}
 OTHERS = [{}, {"neighbourhood": 20, "kernel_width": 7}, {"d_model": 40, "heads": 1, "cell": "gru"}, {"cell": "rnn"}]
@@ -122,8 +119,6 @@ def test_memory_grows_with_the_length_and_with_its_square_where_all_pairs_are_he
         assert least < long / short < most, kind
 
 
-# The study: its settings, the earlier command, and what its page says.
-PAGE = Path(__file__).parents[2] / "docs" / "studies" / "complexity"
 STUDY = find_study("complexity")
 QUICK = SMALLEST["complexity"].settings
 OUT_OF_RANGE = {
@@ -147,35 +142,3 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
                 STUDY.run(Lab(STUDY, changed=[*QUICK, f"{name}={value}"]))
     with pytest.raises(ValueError, match=r"must be those of the study complexity \(d_model, .*\), but one is width"):
         Lab(STUDY, changed=["width=3"])
-
-
-@pytest.fixture(scope="module")
-def committed():
-    return json.loads(PAGE.with_suffix(".json").read_text(encoding="utf-8"))
-
-
-def test_the_page_was_made_by_today_s_formulas_at_the_default_settings(committed):
-    assert committed["command"] == "heedful study complexity --seed 0"
-    rows = rows_of(committed)
-    assert [row[0] for row in rows["time"]] == STUDY.settings["lengths"]
-    assert [row[0] for row in rows["paths"]] == ["formula", *STUDY.settings["reach_lengths"]]
-    sizes = Sizes(
-        **{name: STUDY.settings[name] for name in ("d_model", "heads", "neighbourhood", "kernel_width", "cell")}
-    )
-    for kind, row in zip(PAPER, rows["counts"], strict=True):
-        assert row[4] == operations(kind, 4096, sizes) / 1e6
-    assert "not" not in str(rows["paths"])
-
-
-def test_what_the_page_says_is_so(committed):
-    rows = rows_of(committed)
-    growth = {name: row for name, *row in rows["growth"]}
-    assert all(growth[NAMES[kind]][3] < 1.05 for kind in PAPER)
-    assert all(growth[NAMES[kind]][3] > 1.8 for kind in ("plain", "masked"))
-    time = dict(zip(KINDS, list(zip(*rows["time"], strict=True))[1:], strict=True))
-    assert time["additive"][5:] == ("–", "–")
-    assert time["additive"][4] > 30 * time["plain"][4]  # dot products are faster in practice, section 3.2.1
-    assert min(PAPER, key=lambda kind: time[kind][-1]) in ("restricted", "convolutional")
-    assert time["restricted"][-1] < time["masked"][-1] / 4
-    assert time["self_attention"][0] < time["recurrent"][0]
-    assert time["self_attention"][-1] > time["recurrent"][-1]

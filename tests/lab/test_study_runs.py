@@ -1,15 +1,12 @@
 """The studies at their smallest."""
 
-import math
 from functools import cache
 
 import pytest
 import torch
 
-from heedful.data.epochs.micro_batches import collate
 from heedful_lab.studies.catalogue import NAMES
-from heedful_lab.studies.models import dependence, markov
-from heedful_lab.studies.pairs import corpus_pairs
+from heedful_lab.studies.models import dependence
 from helpers import slow_but
 from small_studies import run_smallest
 
@@ -27,28 +24,6 @@ QUICK = ("clue", "complexity", "gradients", "paths", "positions", "questions", "
 @pytest.mark.parametrize("name", slow_but(QUICK, NAMES))
 def test_a_study_runs_at_its_smallest_and_keeps_its_promises(small, name):
     small(name)
-
-
-@pytest.mark.slow
-def test_models_of_markov_foretell_the_same_tokens_and_perplexity_is_of_all_tokens_together(small):
-    lab, _, rows = small("markov")
-    held_out = corpus_pairs("builtin:test:6")
-    table = {row[0]: row for row in rows["perplexity"]}
-    sources, targets = map(list, zip(*held_out, strict=True))
-    translators = [training.translator() for training in lab.trainings]
-    encoded = [each.tokenizers.encode_target(targets) for each in translators]
-    assert all(rows == encoded[0] for rows in encoded)
-    for translator, name, read in (
-        (translators[0], "Transformer with the source", sources),
-        (translators[-1], "Transformer without the source", [markov.NOTHING] * len(sources)),
-    ):
-        columns = translator.tokenizers.encode_source(read), encoded[0]
-        batch = collate([{"input_ids": ids, "labels": labels} for ids, labels in zip(*columns, strict=True)], 0)
-        with torch.no_grad():
-            logits = translator.model(**batch).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-        assert table[name][4] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert table["first-order Markov"][4] < 0.5 * table["unigram"][4]
 
 
 @pytest.mark.slow

@@ -11,12 +11,7 @@ from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
 from transformers.generation import MinLengthLogitsProcessor
 
-from heedful import (
-    attending_heed,
-    fast_paths_heed,
-    loss_heed,
-    packed_rows_heed,
-)
+from heedful import attending_heed, fast_paths_heed, loss_heed, packed_rows_heed
 from heedful.fast_paths_heed import HeedDropout, linear, project, project_together
 from heedful.packed_rows_heed import PackedTokens
 from heedful.versions_heed import cache_of

@@ -270,17 +270,9 @@ CLOCK_ENDS, EPOCHS = "optimization.max_minutes", {"optimization.max_updates": No
 EARLY = [  # what ended a run, what its recipe says of its end, and what is told
     (None, {}, "None"),
     (CLOCK_ENDS, {"optimization.max_updates": None}, "None"),  # the only end that the recipe has
-    (
-        "validation.patience",
-        {},
-        "1,230 of 6, by `valid.* in 3 validations.* not wanted, `resume=true val.*=…` go",
-    ),
+    ("validation.patience", {}, "1,230 of 6, by `valid.* in 3 validations.* not wanted, `resume=true val.*=…` go"),
     (CLOCK_ENDS, EPOCHS, "1,230, in epoch 2 of 3, by `optim.* [(]4.5 minutes[)]: .* fewer `max_epochs` ends in time"),
-    (
-        CLOCK_ENDS,
-        EPOCHS | {"optimization.max_updates": 2000},
-        "1,230 of 2,000, in epoch 2 of 3, by .* its sched",
-    ),
+    (CLOCK_ENDS, EPOCHS | {"optimization.max_updates": 2000}, "1,230 of 2,000, in epoch 2 of 3, by .* its sched"),
 ]
 
 

@@ -136,9 +136,6 @@ class RelativeBias(nn.Module):
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
-RELATIVE_PARTS = (RelativeKeys, RelativeValues, RelativeBias)  # with parameters
-
-
 class RelativePositions(nn.Module):
     """The relative positions, if any, that self-attention in a stack's layers reads."""
 

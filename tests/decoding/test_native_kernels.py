@@ -20,7 +20,7 @@ from heedful.decoding.native.network import NativeNetwork
 from helpers import assert_error
 
 compiled = pytest.mark.skipif(kernels.library() is None, reason="no kernels can be compiled here")
-has_bytes = getattr(kernels.library(), "has_bytes", False)
+has_bytes = kernels.library() is not None and kernels.has_bytes()
 in_bytes = pytest.mark.skipif(not has_bytes, reason="this processor has no products of bytes")
 
 
@@ -146,7 +146,7 @@ def test_a_model_like_the_papers_is_compiled_and_one_that_kernels_compute_in_par
         reason = f"`{name}` of {value}" if has_bytes else "VNNI"
         with pytest.warns(UserWarning, match=f"in place of int8, which only Heedful's own kernels .*{reason}"):
             assert torch.equal(*both(model, make_batch(1), "int8"))
-    monkeypatch.setattr(kernels.library(), "has_bytes", False)
+    monkeypatch.setattr(kernels, "has_bytes", lambda: False)
     with pytest.warns(UserWarning, match="in place of int8, .*: the processor lacks AVX-512 VNNI"):
         assert NativeDecoder(make_model({}), "int8").precision == "float32"
 

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from heedful.decoding.native.kernels import CompiledProduct, Layer, Library, Model, Norm, Precision, library, place_of
+from heedful.decoding.native.kernels import CompiledProduct, Layer, Model, Norm, Precision, library, place_of
 from heedful.decoding.native.network import DecoderLayer, DecodingState, NativeNetwork
 from heedful.modeling_heed import HeedForConditionalGeneration
 
@@ -20,7 +20,7 @@ class CompiledNetwork(NativeNetwork):
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         super().__init__(model, precision)
-        self._library = cast("Library", library())
+        self._library, self.new_state = cast("ctypes.CDLL", library()), CompiledState
         self._norms: list[torch.Tensor] = []  # kept in memory for the kernels
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
@@ -52,10 +52,6 @@ class CompiledNetwork(NativeNetwork):
         groups = torch.stack(lengths[lengths > 0].unique(return_counts=True)[::-1], 1).tolist()
         states[mask] = self.encode_groups(input_ids[order][mask], mask.cumsum(1)[mask] - 1, groups, None)
         return states[order.argsort()]
-
-    def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "CompiledState":
-        """Return the empty cache of a search."""
-        return CompiledState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: DecodingState) -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones, until the next step."""

@@ -102,10 +102,9 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
 
 def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
     """Return why `kernels.cpp` cannot compute a model here, or `None`."""
-    library = kernels.library()
-    if library is None:
+    if kernels.library() is None:
         return "they could not be compiled here"
-    if precision == "int8" and not library.has_bytes:
+    if precision == "int8" and not kernels.has_bytes():
         return "the processor lacks AVX-512 VNNI"
     head = config.d_model / config.decoder_attention_heads
     for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():

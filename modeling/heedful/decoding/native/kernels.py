@@ -85,12 +85,6 @@ def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.floa
     return numbers.data_ptr()
 
 
-class Library(ctypes.CDLL):
-    """The compiled kernels."""
-
-    has_bytes: bool  # whether this processor multiplies bytes by them
-
-
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
@@ -98,7 +92,7 @@ class CompiledProduct:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):
-        self._library, self.is_relu = cast("Library", library()), is_relu
+        self._library, self.is_relu = cast("ctypes.CDLL", library()), is_relu
         width, (features, inputs) = self._library.panel_width(), weight.shape
         depth = BYTES_AT_ONCE if is_int8 else 1
         weight = F.pad(weight, (0, -inputs % depth, 0, -features % width))
@@ -145,21 +139,23 @@ def kernel_name() -> str:
     return "oneDNN" if processor_heed.multiplies_by_onednn() else "torch.nn.functional.linear"
 
 
+def has_bytes() -> bool:
+    """Return whether this processor multiplies bytes by the kernels."""
+    return processor_heed.has("avx512_vnni")
+
+
 @functools.cache
-def library() -> Library | None:
+def library() -> ctypes.CDLL | None:
     """Return the compiled kernels, or `None`, with one warning if compiling or loading fails."""
     if processor_heed.registers() not in REGISTERS:
         return None
-    flags = FLAGS + REGISTERS[processor_heed.registers()]
-    if processor_heed.has("avx512_vnni"):
-        flags.append("-mavx512vnni")
+    flags = FLAGS + REGISTERS[processor_heed.registers()] + ["-mavx512vnni"] * has_bytes()
     try:
         loaded = _loaded(flags)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         warnings.warn(f"The native decoder runs without kernels of its own, and slower: {reason}", stacklevel=2)
         return None
-    loaded.has_bytes = "-mavx512vnni" in flags
     pointer, number = ctypes.c_void_p, ctypes.c_int
     loaded.linear.argtypes = [*[pointer] * 2, number, pointer, *[number] * 2]
     loaded.step.argtypes = [*[pointer] * 2, *[number] * 3, *[pointer] * 6, number]
@@ -167,7 +163,7 @@ def library() -> Library | None:
     return loaded
 
 
-def _loaded(flags: list[str]) -> Library:
+def _loaded(flags: list[str]) -> ctypes.CDLL:
     key = hashlib.sha256(" ".join([SOURCE.read_text(encoding="utf-8"), platform.machine(), *flags]).encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # XDG ignores a relative path.
@@ -191,16 +187,16 @@ def _loaded(flags: list[str]) -> Library:
         os.close(handle)
 
 
-def _library_at(path: Path, flags: list[str]) -> Library:
+def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
     # No link, nothing that others can change, and nothing incomplete, which would end Python. A whole one may lack its
     # libraries.
     with suppress(OSError):
         found = path.lstat()
         is_mine = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
         if is_mine and S_ISREG(found.st_mode) and path.with_suffix(".sha256").read_text("utf-8") == checksum(path):
-            return Library(str(path))
+            return ctypes.CDLL(str(path))
     _compile(path, flags)
-    return Library(str(path))
+    return ctypes.CDLL(str(path))
 
 
 def _compile(path: Path, flags: list[str]) -> None:

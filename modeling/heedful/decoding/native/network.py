@@ -11,7 +11,7 @@ Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows
 tokens, t target tokens so far, H heads, D = d_model, V target tokens, C candidates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -37,6 +37,7 @@ class NativeNetwork:
 
     def __init__(self, model: heed.HeedForConditionalGeneration, precision: Precision = "float32"):
         self.config: HeedConfig = model.config
+        self.new_state: Callable[..., DecodingState] = SourceState
         encoder, decoder = model.model.encoder, model.model.decoder
         self.embed_source = _Embedding(encoder)
         self.embed_target = _Embedding(decoder)
@@ -80,14 +81,10 @@ class NativeNetwork:
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
     ) -> "DecodingState":
         """Begin to decode `(N, S, D)` sources; the first step reads the newest tokens of the `(N, length)` prompts."""
-        state = self.state(source, attention_mask, beams)
+        state = self.new_state(self, source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
             self.step(tokens.repeat_interleave(beams), state)
         return state
-
-    def state(self, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int) -> "DecodingState":
-        """Return the empty cache of a search."""
-        return SourceState(self, source, attention_mask, beams)
 
     def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
         """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""

@@ -186,21 +186,11 @@ class HeedGenerationMixin(GenerationMixin):
             give_each_row_its_source(cache_of(found))
         return found
 
-    def compute_transition_scores(
-        self,
-        sequences: torch.Tensor,
-        scores: tuple[torch.Tensor, ...],
-        beam_indices: torch.Tensor | None = None,
-        normalize_logits: bool = False,
-    ) -> torch.Tensor:
-        """Return each generated token's score, 0 after a beam's end; transformers takes the source's vocabulary."""
-        if beam_indices is None:
-            beam_indices = torch.arange(len(scores[0]), device=sequences.device)[:, None].expand(-1, len(scores))
-        steps = int((beam_indices >= 0).sum(-1).max())
-        stacked = torch.stack(tuple(scores[:steps]), dim=1)  # (rows, steps, vocabulary)
-        stacked = stacked.log_softmax(-1) if normalize_logits else stacked
-        rows, step = beam_indices[:, :steps], torch.arange(steps, device=sequences.device)
-        return stacked[rows.clamp(min=0), step, sequences[:, -steps:]].masked_fill(rows < 0, 0.0)
+    @functools.wraps(GenerationMixin.compute_transition_scores)
+    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return each generated token's score as transformers does, with the target's vocabulary."""
+        with self.config.vocabulary_of_the_target():
+            return GenerationMixin.compute_transition_scores(self, *args, **kwargs)
 
 
 class CachedGenerationMixin(HeedGenerationMixin):

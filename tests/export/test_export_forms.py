@@ -315,7 +315,7 @@ def test_a_form_carries_out_or_names_each_of_twenty_settings(form, memorised, tm
 
 
 def test_each_form_takes_what_the_guide_says():
-    table = GUIDE.read_text(encoding="utf-8").split("| the generation config asks for |")[1].split("\n\n")[0]
+    table = GUIDE.read_text(encoding="utf-8").split("| Setting |")[1].split("\n\n")[0]
     heads, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     forms = [{"page": "a page"}.get(head, head) for head in heads if head]
     assert sorted(forms) == sorted(SETTINGS)

@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -149,21 +149,9 @@ def scores_table(scores: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class Counted(list[str]):
-    """Texts with a progress bar at a terminal after two seconds."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(tqdm(super().__iter__(), total=len(self), unit=" texts", leave=False, disable=None, delay=2))
-
-
 def nested(references: Any) -> list[list[str]]:
     """Return the list of references of each pair."""
     return [[texts] if isinstance(texts, str) else texts for texts in as_list(references, "references")]
-
-
-def streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Return references as sacrebleu takes them: the first of all pairs, the second, with None for missing ones."""
-    return list(map(list, zip_longest(*references)))
 
 
 def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None:
@@ -263,7 +251,9 @@ class Measure:
         """Return the addends of each sentence, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.lowercase)
-        return np.array(self.metric._extract_corpus_statistics(Counted(texts), streams(self.references)))
+        # sacrebleu takes the first references of all texts, then the second ones.
+        shown = tqdm(texts, unit=" texts", leave=False, disable=None, delay=2)
+        return np.array(self.metric._extract_corpus_statistics(shown, list(zip_longest(*self.references))))
 
     def score(self, sums: np.ndarray) -> float:
         """Return the score of sums `(counts)`, or the mean over seeds `(seeds, counts)`."""

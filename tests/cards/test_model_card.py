@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import runpy
 import shutil
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from heedful.cards.model_card import (
     write_model_card,
 )
 from heedful.conversion.model_conversion import Conversion, write_card
-from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.evaluation.metrics import METRICS, score_translations, scores_table
 from heedful.files import private
 from heedful.training.recipe_file import read_recipe, to_yaml
 from helpers import assert_error, assert_refused
@@ -221,7 +222,8 @@ def test_a_wrong_fact_is_named():
 
 @pytest.fixture(scope="module")
 def quickstart() -> CardFacts:
-    return CardFacts(**json.loads(Path(__file__).with_name("quickstart_facts.json").read_text(encoding="utf-8")))
+    facts = runpy.run_path(str(ROOT / "scripts" / "upkeep" / "model_card.py"))["FACTS"]
+    return CardFacts(**json.loads(facts.read_text(encoding="utf-8")))
 
 
 def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_rendered_from_them(quickstart):
@@ -237,6 +239,8 @@ def test_the_facts_of_the_project_are_of_the_quickstarts_recipe_and_its_card_is_
     assert run["recipe"]["model"]["options"] == recipe.model.options
     assert run["card"] == dataclasses.asdict(recipe.card)
     assert set(quickstart.scores) == set(recipe.data.test)
+    assert list(quickstart.metrics) == [*METRICS]
+    assert scores_table(quickstart.scores["compositional"]) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

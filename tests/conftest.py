@@ -27,7 +27,7 @@ import pytest
 import torch
 from accelerate.utils import memory
 
-pytest_plugins = ["extras", "learned"]
+pytest_plugins = ["learned"]
 CACHES = os.environ["HF_HOME"]
 ICE_LAKE = {"cpu_name": "Intel Xeon Platinum 8375C", "avx512_bf16": False, "amx_bf16": False}
 

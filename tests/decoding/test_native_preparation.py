@@ -3,7 +3,6 @@
 import copy
 import io
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from types import SimpleNamespace
 
@@ -234,15 +233,6 @@ def test_copies_and_saved_models_are_not_prepared(model, tmp_path):
         assert other.prepared is None
         assert other.get_encoder() is other.model.encoder
         assert torch.equal(other.generate(**batch), expected)
-
-
-def test_threads_may_generate_at_the_same_time(model):
-    prepare_for_inference(model)
-    batches = [make_batch(seed) for seed in range(4)]
-    expected = [model.generate(**batch, num_beams=3) for batch in batches]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda batch: model.generate(**batch, num_beams=3), batches))
-    assert all(map(torch.equal, found, expected))
 
 
 def test_models_of_other_types_or_without_version_counters_go_on_with_what_was_encoded():

@@ -253,17 +253,6 @@ def test_constrained_search_equals_the_plainest(kind, name):
     assert not any(unmet(tokens, phrases) for _, tokens in ours)
 
 
-def test_every_one_of_the_n_best_contains_the_words_which_may_fill_the_whole_output():
-    model, rows = tiny_model(), sentences(*LENGTHS)
-    found = decode(model, rows, BeamSearch(force_words_ids=[[20, 21]]), num_beams=6, num_return_sequences=6)
-    assert len(found) == 18
-    assert all(contains(tokens, [20, 21]) for _, tokens in found)
-    assert len({tuple(tokens) for _, tokens in found[:6]}) == 6
-    all_of_it = BeamSearch(force_words_ids=[[20, 21], [22], [23, 24, 25, 26, 27]])
-    found = decode(tiny_model(), sentences(4), all_of_it, num_beams=2)
-    assert sorted(found[0][1][1:]) == list(range(20, 28))
-
-
 def test_each_sentence_may_have_words_of_its_own_or_none():
     model, rows, words = tiny_model(), sentences(*LENGTHS), [[[20, 21]], [], [[[30], [31]]]]
 

@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 
 import helpers
 from heedful import HeedConfig, HeedForConditionalGeneration
@@ -253,11 +252,3 @@ def test_it_generates_what_copies_of_the_layer_generate_with_cache_states_and_we
         assert len(found) == count
         for one, other in zip(found, expected, strict=True):
             assert_near(one, other)
-
-
-def test_the_saved_file_holds_the_layer_once(tmp_path):
-    model = tiny_model(share_layers=True, **DEPTHS)
-    model.save_pretrained(tmp_path)
-    layers = {name.split(".layers.")[1][0] for name in load_file(tmp_path / "model.safetensors") if ".layers." in name}
-    assert layers == {"0"}
-    assert model.num_parameters() < 0.6 * written_out(model).num_parameters()

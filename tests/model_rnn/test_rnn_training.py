@@ -8,13 +8,11 @@ import torch
 
 from heedful import HeedRNNForConditionalGeneration
 from heedful.cards.run_card import write_run_card
-from heedful.training.loop.loop import TrainingLoop
 from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
-from heedful.training.processes.devices import make_accelerator
 from heedful.training.run import train
-from heedful.training.run_folder.checkpoints import checkpoint_path, load_state
-from helpers import SUTSKEVER, assert_refused, checkpoint_activations, slow_but, tiny_rnn
+from heedful.training.run_folder.checkpoints import checkpoint_path
+from helpers import assert_refused, checkpoint_activations, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -22,34 +20,12 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 OPTIONS = {"model_type": "heed_rnn", "embedding_size": 8, "hidden_size": 12, "dropout": 0.0}
 CHANGES = {"model.options": OPTIONS, "optimization.tokens_per_update": 500}
 CHANGES |= {"validation.every_updates": 3, "validation.sentences": 3, "validation.max_new_tokens": 12}
-KINDS = {"default": {}, "sutskever": SUTSKEVER, "equations": {"use_fused_cells": False, "cell": "lstm"}}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     return prepare_corpus(tiny_recipe(folder, CHANGES), folder / "tokenizer")
-
-
-def make_loop(folder, corpus, changes):
-    recipe = tiny_recipe(folder, {**CHANGES, **changes})
-    recipe.folder.mkdir(exist_ok=True)
-    return TrainingLoop(recipe, corpus, make_accelerator(recipe.optimization))
-
-
-@pytest.mark.parametrize("kind", slow_but(["default"], KINDS))
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, corpus, kind):
-    changes = {"model.options": {**OPTIONS, "dropout": 0.1, **KINDS[kind]}, "optimization.token_budget": 250}
-    changes |= {"optimization.max_updates": 4, "validation.every_updates": 100}
-    make_loop(tmp_path / "straight", corpus, changes).run()
-    make_loop(tmp_path / "stopped", corpus, {**changes, "optimization.max_updates": 2}).run()
-    make_loop(tmp_path / "stopped", corpus, {**changes, "resume": True}).run()
-    assert logged(tmp_path / "stopped", "train/loss") == logged(tmp_path / "straight", "train/loss")
-    paths = [checkpoint_path(tmp_path / name / "checkpoints", 4) for name in ("straight", "stopped")]
-    straight, stopped = (load_state(path).optimizer["state"] for path in paths)
-    assert (paths[0] / "model.safetensors").read_bytes() == (paths[1] / "model.safetensors").read_bytes()
-    for number, values in straight.items():
-        assert all(torch.equal(stopped[number][name], value) for name, value in values.items())
 
 
 def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(tmp_path, corpus):

@@ -263,15 +263,6 @@ def answers(model, tokenizer, rows, **options):
     return [decoded(tokenizer, output.tolist()) for output in outputs]  # which shows unknown words
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
-def test_bart_is_served(num_beams):
-    translate, model, tokenizer = served(transformers.BartConfig, word_tokenizer(WORDS))
-    texts = ["a b c", "d", "e f g h a"]
-    expected = answers(model, tokenizer, tokenizer(texts)["input_ids"], num_beams=num_beams)
-    assert len(set(expected)) == 3
-    assert texts_of(translate(texts, num_beams=num_beams, batch_size=2)) == expected
-
-
 def test_marian_of_several_targets_selects_one_by_a_tag():
     tokenizer = word_tokenizer([*WORDS, "<pad>"], ("</s>", "<unk>", ">>deu<<", ">>fra<<"))
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}

@@ -72,14 +72,14 @@ def _most_probable(
     models: list[Any], rows: EncodedPairs, top_k: int, token_budget: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield the number of each row, with `(length, k)` tokens and mean probabilities of the models."""
-    weights, lengths = [1 / len(models)] * len(models), (rows.source_lengths, rows.target_lengths)
+    lengths = rows.source_lengths, rows.target_lengths
     batches = forced_batches(models[0], rows, lengths, token_budget)
     for numbers, inputs, decoder_inputs, labels in tqdm(batches, unit=" batches", leave=False, disable=None):
         best = []
         with torch.inference_mode():
             for members in zip(*(logits_in_parts(each, inputs, decoder_inputs) for each in models), strict=True):
                 each = [logits[labels[part] != IGNORED_LABEL].log_softmax(-1) for part, logits in members]
-                best.append(average(each, weights).topk(top_k))
+                best.append(average(each).topk(top_k))
         found = torch.cat([part.indices for part in best]), torch.cat([part.values for part in best]).exp()
         check_logits(found[1], models[0].dtype)
         ends = np.cumsum(lengths[1][numbers])[:-1]

@@ -10,15 +10,16 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from heedful.decoding.engines import Result
-from heedful.decoding.native import conditions
+from heedful.decoding.native import conditions, kernels
 from heedful.decoding.native.compiled_network import CompiledNetwork
-from heedful.decoding.native.kernels import Precision, kernel_name
+from heedful.decoding.native.kernels import Precision
 from heedful.decoding.native.network import NativeNetwork
 from heedful.decoding.native.search import SearchSettings, beam_search, greedy_search
 from heedful.decoding.strategies.steps import once_per_sentence
 from heedful.generation_heed import check_logits
 from heedful.host import keep_freed_memory, share_cores
 from heedful.modeling_heed import HeedForConditionalGeneration
+from heedful.processor_heed import multiplies_by_onednn
 from heedful.protocols import Seq2SeqModel
 
 
@@ -36,7 +37,8 @@ class NativeDecoder:
             warnings.warn(message, stacklevel=3)
             precision = "float32"
         self.model, self.precision = model, precision
-        self.kernel = kernel_name()  # kernels.cpp, or a library of torch
+        of_torch = "oneDNN" if multiplies_by_onednn() else "torch.nn.functional.linear"
+        self.kernel = of_torch if kernels.library() is None else "kernels.cpp"
         is_compiled = conditions.kernels_obstacle(model.config, precision) is None
         self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
         _raise(conditions.difference(model, self.network, precision))

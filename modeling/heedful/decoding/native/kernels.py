@@ -132,13 +132,6 @@ def packed_linear(
     return plain
 
 
-def kernel_name() -> str:
-    """Return the name of the library that multiplies, for reports."""
-    if library() is not None:
-        return "kernels.cpp"
-    return "oneDNN" if processor_heed.multiplies_by_onednn() else "torch.nn.functional.linear"
-
-
 def has_bytes() -> bool:
     """Return whether this processor multiplies bytes by the kernels."""
     return processor_heed.has("avx512_vnni")

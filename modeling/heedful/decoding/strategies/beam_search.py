@@ -82,8 +82,9 @@ class BeamSearch:
         _check_settings(strategy, config)
         steps.check_members(model, self.models)
         prompts = input_ids.view(-1, config.num_beams or 1, input_ids.shape[1])
-        ensemble = _Ensemble(strategy, prompts, steps.ModelSteps(model, model_kwargs, prompts.shape[1]), inputs_tensor)
-        search = _Search(strategy, config, ensemble, logits_processor, stopping_criteria)
+        first = steps.ModelSteps(model, model_kwargs, prompts.shape[1])
+        members = [first, *(steps.member_steps(each, inputs_tensor, first, prompts.shape[1]) for each in self.models)]
+        search = _Search(strategy, config, members, prompts, logits_processor, stopping_criteria)
         while not bool(search.beam.done.all()):
             search.step()
         return search.result(model_kwargs["encoder_outputs"])
@@ -108,43 +109,26 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     steps.require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
 
 
-class _Ensemble:
-    def __init__(
-        self, strategy: BeamSearch, prompts: torch.Tensor, first: steps.ModelSteps, source: torch.Tensor | None
-    ):
-        sentences, beams, _ = prompts.shape
-        self.prompts = prompts
-        weights = strategy.weights or [1.0] * (1 + len(strategy.models))
-        self.weights = [weight / sum(weights) for weight in weights]
-        encoded, mask = first.model_kwargs["encoder_outputs"][0], first.model_kwargs.get("attention_mask")
-        mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
-        self.source_mask = steps.once_per_sentence(mask, sentences)  # (B, S)
-        self.members = [first]
-        for member in strategy.models:
-            if source is None or source.is_floating_point() or (source < 0).any():
-                must = "`input_ids` must be given to generate() with several models, each of which encodes the source"
-                raise ValueError(f"{must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
-            self.members.append(steps.member_steps(member, source, first, beams))
-
-    def next(self, tokens: torch.Tensor) -> tuple[torch.Tensor, ModelOutput]:
-        """Return `(B * K, V)` log-probabilities, and the first model's output."""
-        outputs, device = [member.next(tokens) for member in self.members], tokens.device
-        each = [output["logits"][:, -1].to(device, torch.float32).log_softmax(-1) for output in outputs]
-        return each[0] if len(each) == 1 else steps.average(each, self.weights), outputs[0]
-
-
 class _Search:
     def __init__(
-        self, strategy: BeamSearch, config: GenerationConfig, ensemble: _Ensemble, processor: OnRows, criteria: OnRows
+        self,
+        strategy: BeamSearch,
+        config: GenerationConfig,
+        members: list[steps.ModelSteps],
+        prompts: torch.Tensor,  # (B, K, L)
+        processor: OnRows,
+        criteria: OnRows,
     ):
-        prompts = ensemble.prompts  # (B, K, L)
-        self.strategy, self.config, self.ensemble = strategy, config, ensemble
+        self.strategy, self.config, self.members = strategy, config, members
         self.processor, self.criteria = processor, criteria
         self.ends, self.fill = end_tokens(config), filler(config)
         self.batch, self.beams, self.prompt_length = prompts.shape
         self.limits = prompts.new_full((self.batch,), config.max_length - self.prompt_length)  # (B)
         if strategy.tokens_beyond_source is not None:
-            lengths = ensemble.source_mask.sum(1).to(self.limits)
+            given = members[0].model_kwargs
+            mask, encoded = given.get("attention_mask"), given["encoder_outputs"][0]
+            mask = encoded.new_ones(encoded.shape[:2]) if mask is None else mask
+            lengths = steps.once_per_sentence(mask, self.batch).sum(1).to(self.limits)
             self.limits = torch.minimum(self.limits, lengths + strategy.tokens_beyond_source)
         self.words = self._read_words()
         self.beam = Beam(config, prompts, self.limits, self.fill, strategy.length_penalty_form)
@@ -163,7 +147,7 @@ class _Search:
             given = [("force_words_ids", shared)] * self.batch
         else:
             return None
-        vocabulary = self.ensemble.members[0].model.get_output_embeddings().weight.shape[0]
+        vocabulary = self.members[0].model.get_output_embeddings().weight.shape[0]
         words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
         for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
             needed = wanted.remaining(Progress())
@@ -172,13 +156,15 @@ class _Search:
 
     def step(self) -> None:
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
-        log_probabilities, outputs = self.ensemble.next(tokens)
+        outputs = [member.next(tokens) for member in self.members]
+        each = [output["logits"][:, -1].to(tokens.device, torch.float32).log_softmax(-1) for output in outputs]
+        log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.strategy.weights)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
-        self.records.add(log_probabilities, outputs)
+        self.records.add(log_probabilities, outputs[0])
         totals = self.beam.running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)
         self._advance(totals)
         if not bool(self.beam.done.all()):
-            for member in self.ensemble.members:
+            for member in self.members:
                 member.reorder(self.beam.running.parents[..., -1].flatten())
 
     def _advance(self, totals: torch.Tensor) -> None:
@@ -222,7 +208,7 @@ class _Search:
 
     def result(self, encoded: ModelOutput) -> torch.Tensor | ModelOutput:
         best = self.beam.finished.of((slice(None), slice(self.config.num_return_sequences or 1)))
-        check_logits(best.scores, self.ensemble.members[0].model.dtype)
+        check_logits(best.scores, self.members[0].model.dtype)
         check_found(best.scores, None if self.words is None else self.limits)
         generated = int((best.parents >= 0).sum(-1).max())
         tokens = best.tokens[..., : self.prompt_length + generated].flatten(0, 1)
@@ -232,5 +218,5 @@ class _Search:
 
         found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
         found["beam_indices"] = best.parents[..., :generated].flatten(0, 1)
-        found |= by_name(self.ensemble.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
+        found |= by_name(self.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
         return GenerateBeamEncoderDecoderOutput(**found)

@@ -140,8 +140,13 @@ def _vocabulary(model: Seq2SeqModel) -> dict[str, object]:
     }
 
 
-def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, rows_per_sentence: int) -> ModelSteps:
+def member_steps(
+    member: Seq2SeqModel, source: torch.Tensor | None, first: ModelSteps, rows_per_sentence: int
+) -> ModelSteps:
     """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
+    if source is None or source.is_floating_point() or (source < 0).any():
+        must = "`input_ids` must be given to generate() with several models, each of which encodes the source"
+        raise ValueError(f"{must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
     given = first.model_kwargs
     device, mask = device_of(member), given.get("attention_mask")
     mask = None if mask is None else once_per_sentence(mask, len(source)).to(device)
@@ -155,8 +160,8 @@ def member_steps(member: Seq2SeqModel, source: torch.Tensor, first: ModelSteps, 
     return ModelSteps(member, model_kwargs, rows_per_sentence)
 
 
-def average(log_probabilities: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
-    """Return the logarithm of the mean probabilities of `(rows, V)` log-probabilities, by weights with sum 1."""
-    stacked = torch.stack(log_probabilities)
-    shares = torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)[:, None, None]
+def average(log_probabilities: list[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+    """Return the logarithm of the mean probabilities of `(rows, V)` log-probabilities, by weights or evenly."""
+    stacked, weights = torch.stack(log_probabilities), weights or [1.0] * len(log_probabilities)
+    shares = stacked.new_tensor([weight / sum(weights) for weight in weights])[:, None, None]
     return torch.logsumexp(stacked + shares.log(), dim=0)

@@ -93,23 +93,21 @@ def render_report(results: Mapping[str, Any]) -> str:
 
 
 def _render_trainings(trainings: list[dict[str, Any]]) -> str:
-    """Write the changes that all trainings have in common, then a row for each training with its own."""
+    """Write the changes that all trainings, or all recurrent ones, have in common, then a row for each training."""
     changes = [one["changes"] for one in trainings]
-    common, options = _common(changes), [one["model.options"] for one in changes if "model.options" in one]
+    recurrent = [one for one in changes if "model_type" in one.get("model.options", {})]
+    common = _common(changes)
+    shared = _common(recurrent) if len(recurrent) > 1 else common
     listed = _listed_changes(common)
-    if 1 < len(options) < len(changes):  # the others keep the options of the recipe
-        common["model.options"] = _common(options)
-        listed += "; rows with `model.options` also have " + _listed_changes(
-            {"model.options": common["model.options"]}
-        )
+    if more := _without(shared, common):
+        listed += f"; recurrent models also have {_listed_changes(more)}"
     rows = []
     for one in trainings:
-        own = _without(one["changes"], common)
+        own = _without(one["changes"], shared if one["changes"] in recurrent else common)
         rows.append((one["name"], _listed_changes(own), one["parameters"], one["updates"], one["target_tokens"]))
     header = "training | changes | parameters :, | updates :, | target tokens :,"
     table = Table.of("trainings", "Trainings", header, rows)
-    recipe = "Trained by the studies' shared recipe, `modeling/heedful_lab/studies/recipe.yaml`, with"
-    return f"{recipe} {listed}:\n\n{table.markdown()}"
+    return f"Trained by `heedful_lab/studies/recipe.yaml` with {listed}:\n\n{table.markdown()}"
 
 
 def _common(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

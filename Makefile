@@ -18,7 +18,7 @@ QUICK += $(foreach kind,guide training adapters compilation recipes offload atte
 INSTALL = python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt
 BENCHMARK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python scripts/benchmarks
 
-.PHONY: quickstart quick test test-all oldest oldest-fast newest machines conformance bench gpu site release check format clean
+.PHONY: quickstart quick test test-all oldest oldest-fast newest machines conformance bench gpu site release check format tables clean
 
 quickstart: $(INSTALLED)
 	$(BIN)/python scripts/quickstart.py
@@ -87,6 +87,12 @@ check: $(DEVELOPED)
 	$(BIN)/codespell *.md docs modeling scripts configuration .github skills
 	$(BIN)/python scripts/upkeep/prose.py
 	$(BIN)/python scripts/upkeep/sizes.py
+
+# The tables of the docs that are read off the code.
+tables: $(DEVELOPED)
+	$(BIN)/python scripts/upkeep/recipe_keys.py --write
+	$(BIN)/python scripts/upkeep/rooms.py --write
+	$(BIN)/python scripts/upkeep/touched.py --write
 
 format: $(DEVELOPED)
 	$(BIN)/ruff check --fix .

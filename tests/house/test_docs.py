@@ -38,7 +38,7 @@ COMMANDS = {
 SPOKEN = {
     " ".join(each.split())
     for file in [*DOCUMENTS, *OTHERS]
-    for each in re.findall(r"`(heedful [^`]+)`", file.read_text(encoding="utf-8"))
+    for each in re.findall(r"`(heedful [^`]+|python scripts/upkeep/[^`]+)`", file.read_text(encoding="utf-8"))
 }
 
 
@@ -150,8 +150,8 @@ def test_every_command_of_the_readmes_runs(printed, tmp_path, monkeypatch):
 
 
 def test_every_make_target_of_the_documents_exists():
-    texts = README + (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^make (\w+)", texts, flags=re.MULTILINE)) <= set(
+    texts = "".join(path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *OTHERS])
+    assert set(re.findall(r"(?:^|`)make (\w+)", texts, flags=re.MULTILINE)) <= set(
         re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), flags=re.MULTILINE)
     )
 

@@ -69,12 +69,11 @@ def test_parameters_are_counted_by_what_they_do_and_by_matrix_and_tied_ones_once
     assert counts["embeddings"] == 3 * 400 * 32
 
 
-def test_what_is_held_all_the_time_follows_from_the_parameters(tmp_path):
-    settings = tiny_recipe(tmp_path).optimization
-    alone = state_memory(1000, settings, 1, DistributedType.NO)
+def test_what_is_held_all_the_time_follows_from_the_parameters():
+    alone = state_memory(1000, 1, DistributedType.NO)
     assert alone == {"weights": 4000, "gradients": 4000, "the optimizer's state": 8000}
-    assert state_memory(1000, settings, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
-    assert sum(state_memory(1000, settings, 4, DistributedType.FSDP).values()) == 4000
+    assert state_memory(1000, 2, DistributedType.MULTI_CPU)["gradients in exchange"] == 4000
+    assert sum(state_memory(1000, 4, DistributedType.FSDP).values()) == 4000
 
 
 def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):

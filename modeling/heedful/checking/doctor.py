@@ -95,10 +95,9 @@ def refusal(check: str, where: str, level: Level = "error", advice: str = "") ->
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
     """Run every check on a recipe, with `limit` drawn training pairs."""
     check_at_least(1, **{"--pairs": limit})
-    splits, findings = read_splits(recipe.data, limit), []
+    splits, findings = read_splits(recipe.data, limit), list[RecipeFinding]()
     try:
-        for finding in _Examination(recipe, splits).found():
-            findings.append(finding)
+        findings.extend(_Examination(recipe, splits).found())  # keeps those before an error
     except RefusalError as refused:
         findings.append(refused.args[0])
     return Diagnosis(findings, len(splits.train), splits.total)

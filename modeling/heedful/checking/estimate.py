@@ -180,7 +180,7 @@ def dry_run(recipe: Recipe) -> DryRun:
     check_start(faults(recipe, corpus, model.config))
     parameters, matrices, d_model = count_parameters(model), count_matrices(model), model.config.d_model
     memory = {"Python, libraries and data": process} if accelerator.device.type == "cpu" else {}
-    memory |= state_memory(parameters["together"], settings, accelerator.num_processes, accelerator.distributed_type)
+    memory |= state_memory(parameters["together"], accelerator.num_processes, accelerator.distributed_type)
     try:
         rehearsal = Rehearsal(accelerator, model, settings)
         speed = rehearsal.speed(batches.first)

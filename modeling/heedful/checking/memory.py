@@ -80,7 +80,7 @@ def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
     return {part: own for part, own in counts.items() if own["W_V, value down"]}
 
 
-def state_memory(parameters: int, settings: Any, processes: int, kind: DistributedType) -> dict[str, int]:
+def state_memory(parameters: int, processes: int, kind: DistributedType) -> dict[str, int]:
     """Return the bytes that a process holds all the time, in float32."""
     sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter; Muon needs less
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # copies in buckets of DDP

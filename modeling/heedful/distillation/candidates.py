@@ -15,6 +15,7 @@ from heedful.data.languages import SCRIPTS_OF_LANGUAGES, code_of, lacks_script
 from heedful.data.sources import reading, row_reader
 from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, expected_utilities
 from heedful.files import quoted, shortened
+from heedful.messages_heed import wrong
 
 Candidates = tuple[str, list[tuple[str, float]]]  # a source, and texts with their scores or 0
 METHODS = ("chrf", "bleu", "reverse", "score")
@@ -83,8 +84,7 @@ class CandidateChoice:
             raise ValueError(f"`method` must be one of {', '.join(METHODS)}, but is {self.method!r} instead.")
         self._script = SCRIPTS_OF_LANGUAGES.get(code_of(self.language or "") or "")
         if self.language is not None and self._script is None:
-            must = "a language with one script, such as ko or Korean"
-            raise ValueError(f"`language` must be {must}, but is {self.language!r} instead.")
+            raise wrong("language", "be a language with one script, such as ko or Korean", repr(self.language))
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:

@@ -281,8 +281,7 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
     for name in sections:
         section = section.get(name) if isinstance(section, dict) else None
     if not isinstance(section, dict) or (key not in section and section is not tree["model"]["options"]):
-        must = f"name one of {', '.join(KNOBS)}, or a key of the recipe"
-        raise wrong("--vary", must, knob, verb="names")
+        raise wrong("--vary", f"name one of {', '.join(KNOBS)}, or a key of the recipe", knob, verb="names")
     return section, key
 
 

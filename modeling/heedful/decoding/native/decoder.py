@@ -42,12 +42,7 @@ class NativeDecoder:
         is_compiled = conditions.kernels_obstacle(model.config, precision) is None
         self.network: NativeNetwork = CompiledNetwork(model, precision) if is_compiled else NativeNetwork(model)
         _raise(conditions.difference(model, self.network, precision))
-        self._fingerprint = conditions.Fingerprint(model)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the model still has the packed weights, and no new hooks."""
-        return not self._fingerprint.has_changed
+        self.fingerprint = conditions.Fingerprint(model)
 
     def encoded(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, Any]:
         """Return arguments of `generate()` with the encoded source."""
@@ -74,7 +69,7 @@ class NativeDecoder:
         """Decode as a strategy of `generate()`; a `ValueError` names what only `generate()` can do."""
         if model is not self.model:
             _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
-        if not self.is_current:
+        if self.fingerprint.has_changed:
             _raise("The model must be as it was packed, but its weights or modules have changed since.")
         _raise(conditions.settings_obstacle(generation_config, **given))
         tokens, scores = self.search(input_ids, generation_config, **given)

@@ -37,7 +37,7 @@ class NativeEngine(GenerateEngine):
     @property
     def is_current(self) -> bool:
         """Whether the packed weights are still the model's."""
-        return self.decoder.is_current
+        return not self.decoder.fingerprint.has_changed
 
     def check(self, config: GenerationConfig) -> None:
         """Raise a `ValueError` for a setting that the native decoder cannot follow."""
@@ -138,7 +138,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         return not (self.model.training or is_other)
 
     def _current_decoder(self) -> NativeDecoder | None:
-        if not self._decoder.is_current:
+        if self._decoder.fingerprint.has_changed:
             if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:
                     warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)

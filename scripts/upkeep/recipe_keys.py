@@ -1,11 +1,10 @@
-"""Write docs/recipe.md, the table of a recipe's keys, from what each key says of itself.
+"""Write docs/recipe.md, the table of a recipe's keys, from the metadata of each key's field.
 
-    python scripts/upkeep/recipe_keys.py            # print it
-    python scripts/upkeep/recipe_keys.py --write    # bring the page up to date
-
-What a key says of itself stands at its field.
+python scripts/upkeep/recipe_keys.py            # print the page
+python scripts/upkeep/recipe_keys.py --write    # bring the page up to date
 """
 
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,26 +19,42 @@ from heedful.training.run_folder.folder import leaves
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 HEAD = """# The keys of a recipe
 
-`heedful recipes keys` prints them as a recipe with every default: keep what you change. Any key can be set on the
-command line: `heedful train quickstart optimization.max_minutes=3`. "Resumes" marks the keys that may change when a
-run is resumed. `python scripts/upkeep/recipe_keys.py --write` makes this page.
+You can set each key in a recipe, or after its name on the command line:
 
+```
+heedful train quickstart optimization.max_minutes=3
+```
+
+`heedful recipes keys` prints all keys as a recipe with their defaults. A key without a default is empty. You may
+change the keys with "yes" when you resume a run. `python scripts/upkeep/recipe_keys.py --write` makes this page.
 """
+TABLE = "\n| key | default | values | meaning | resume |\n|---|---|---|---|---|\n"
+SYMBOLS = {
+    "at least": "≥",
+    "at most": "≤",
+    "above": ">",
+    "below": "<",
+    "a whole number": "integer",
+    "a number": "number",
+}
+SYMBOLS |= {"true or false": "boolean", "a list": "list", "a mapping": "mapping"}
 
 
 def page() -> str:
-    """Return the page: a table of all keys, their defaults, values and meanings."""
+    """Return the page: a table for each section, with the keys, their defaults, ranges and meanings."""
     defaults = leaves(asdict(make_recipe(yaml.safe_load(listing()))))
-    lines = ["| key | default | takes | meaning | resumes |", "|---|---|---|---|---|"]
+    titles, rows = {"": "\n## The run\n"}, {"": ""}
     for key in keys_of(Recipe):
         meaning = key.meaning.replace("|", "\\|").replace("<", "&lt;")
         if key.is_section:
-            lines.append(f"| **{key.name}** | | | {meaning} | |")
+            titles[key.name], rows[key.name] = f"\n## {key.name}\n\n{meaning[0].upper()}{meaning[1:]}.\n", ""
         else:
             default = yaml.safe_dump(defaults.get(key.name), default_flow_style=True).removesuffix("\n...\n").strip()
             shown = "" if default == "null" else f"`{default}`"
-            lines.append(f"| `{key.name}` | {shown} | {key.values} | {meaning} | {'yes' * key.resumes} |")
-    return HEAD + "\n".join(lines) + "\n"
+            values = re.sub("|".join(SYMBOLS), lambda words: SYMBOLS[words[0]], key.values).replace("<", "&lt;")
+            row = f"| `{key.name}` | {shown} | {values} | {meaning} | {'yes' * key.resumes} |\n"
+            rows[key.name.rpartition(".")[0]] += row
+    return HEAD + "".join(titles[name] + TABLE + rows[name] for name in titles)
 
 
 if __name__ == "__main__":

@@ -34,22 +34,22 @@ class MixturePart(Section):
 class CleaningRules(Section, section="data.cleaning"):
     """Rules to drop pairs, which count under the first rule they break, in the order of `cleaning.REASONS`."""
 
-    max_ratio: float | None = key("drops pairs with one side more than this many times as long", None, least=1)
-    drop_duplicates: bool = key("repeated pairs; two targets of a source are two pairs", False)
-    drop_identical: bool = key("source and target alike", False)
+    max_ratio: float | None = key("drops pairs with one side over this many times as long as the other", None, least=1)
+    drop_duplicates: bool = key("drops repeated pairs; two targets of a source are two pairs", False)
+    drop_identical: bool = key("drops pairs with equal source and target", False)
     # Training on a held-out source, even with another target, would spoil the test. In further parts of a mixture, and
     # in both directions, a side may be generated or of another language, so neither may be a held-out text.
-    drop_overlap: bool = key("the source is also one of validation or test; in a mixture's part, either side is", True)
+    drop_overlap: bool = key("drops pairs with a source of validation or test; in a mixture's part, either side", True)
 
 
 @dataclass(frozen=True)
 class AugmentationRules(Section, section="data.augmentation"):
     """Shares of the training pairs to change in an epoch."""
 
-    lower_case: float = key("of the sources: put in lower case", 0.0, least=0, most=1)
-    typos: float = key("of the words of sources: letters swapped, left out, doubled or repeated", 0.0, least=0, most=1)
-    no_final_punctuation: float = key("of the sources: without final full stop, ? or !", 0.0, least=0, most=1)
-    joined: float = key("of the pairs: joined with another one (Kondo et al., 2021)", 0.0, least=0, most=1)
+    lower_case: float = key("share of sources put in lower case", 0.0, least=0, most=1)
+    typos: float = key("share of source words with swapped, lost, doubled or replaced letters", 0.0, least=0, most=1)
+    no_final_punctuation: float = key("share of sources without their final full stop, ? or !", 0.0, least=0, most=1)
+    joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)
 
 
 @dataclass
@@ -57,39 +57,39 @@ class DataRecipe(Section, section="data"):
     """Places of the pairs, and what to keep of them."""
 
     train: Location = key(
-        "a file (.jsonl, .json, .csv, .tsv, .txt, .gz of them, .parquet), a glob of them, a folder with a file for"
-        " each split, a pair of line-aligned texts [a.de, a.en], a Hub dataset NAME[:CONFIG[:SPLIT]], or "
+        "training pairs: a file (.jsonl, .json, .csv, .tsv, .txt, .gz of these, .parquet), a glob, a folder with a "
+        "file for each split, line-aligned texts [a.de, a.en], a Hub dataset NAME[:CONFIG[:SPLIT]], or "
         "builtin:SPLIT:COUNT of the built-in Korean-English corpus; paths are relative to the recipe's file"
     )
     source: str = key(
-        "a language inside a `translation` column, or a column: its name, or its number; `[lemma, features]` or "
+        "the source column, by name or number, or a language in a `translation` column; `[lemma, features]` or "
         "`lemma,features` joins columns by a space, and validation then holds out whole lemmas"
     )
-    target: str = key("the language or column of the targets, likewise")
-    validation: Location | None = key("measured while training; empty holds some of `train` out", None)
-    test: dict[str, Location] = key("names and places; tested once, after training", dict, resumes=True)
-    references: str | None = key("a column of validation and tests with the list of all right targets", None)
-    held_out: dict[str, Location] = key("files, without `folder`, of texts not to train on", dict, resumes=True)
-    folder: str | None = key("stands before the file names above", None, resumes=True, on_card=False)
+    target: str = key("the target column, by name or number, or a language in a `translation` column")
+    validation: Location | None = key("pairs to measure while training; empty: held out of `train`", None)
+    test: dict[str, Location] = key("names and places of test sets, used once after training", dict, resumes=True)
+    references: str | None = key("the column of validation and tests with the list of all right targets", None)
+    held_out: dict[str, Location] = key("files of texts not to train on, without `folder`", dict, resumes=True)
+    folder: str | None = key("the folder of the files above", None, resumes=True, on_card=False)
     mixture: dict[str, MixturePart] = key(
         "further parts of the training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}, by default with "
-        "the columns above. `to: fr` names another target language: the model then learns several, with tags such as "
-        "<2fr>. `tag: bt` puts <bt> before the sources (Caswell et al., 2019). Validation and tests stay those above",
+        "the columns above. `to: fr` adds a target language, with tags such as <2fr>. `tag: bt` puts <bt> before the "
+        "sources (Caswell et al., 2019). Validation and tests stay those above",
         dict,
     )
     temperature: float = key(
         "above 1 repeats small parts: n pairs get shares of n^(1/temperature) (Arivazhagan et al., 2019)", 1.0, least=1
     )
     both_directions: bool = key("true also trains target to source, with language tags", False)
-    streaming: bool = key("true reads a corpus that does not fit in memory from disk, epoch by epoch", False)
+    streaming: bool = key("true loads a corpus that does not fit in memory from disk, epoch by epoch", False)
     pool_size: int = key("pairs of a stream that are sorted into batches together", 20000, least=1)
     max_source_tokens: int | None = key("pairs with a longer source are dropped; empty: no limit", 256, least=1)
-    max_target_tokens: int | None = key("the same of targets", 256, least=1)
-    cleaning: CleaningRules = key("which pairs are dropped", CleaningRules)
-    augmentation: AugmentationRules = key("changes shares of the pairs, others in every epoch", AugmentationRules)
+    max_target_tokens: int | None = key("pairs with a longer target are dropped; empty: no limit", 256, least=1)
+    cleaning: CleaningRules = key("rules to drop pairs", CleaningRules)
+    augmentation: AugmentationRules = key("random changes of training pairs, new in every epoch", AugmentationRules)
     denoise: list[str] = key(
-        "files with one text a line (.txt, .gz), in the target language, which the model learns to restore in place "
-        "of pairs, for a run before that of the pairs; the tokenizer learns both",
+        "files with one target-language text a line (.txt, .gz), which the model learns to restore instead of pairs, "
+        "in a run before that of the pairs; the tokenizer learns both",
         list,
     )
 

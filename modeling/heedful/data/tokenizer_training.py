@@ -41,20 +41,20 @@ LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)"
 class TokenizerRecipe(Section, section="tokenizer"):
     """The recipe's tokenizer: trained on the training pairs, or from a folder."""
 
-    path: str | None = key("a folder with a trained tokenizer; empty trains one from the training pairs", None)
+    path: str | None = key("a folder with a trained tokenizer; empty: one is trained on the training pairs", None)
     algorithm: Algorithm = key(
         "bpe, unigram (on bytes), character, jamo (Korean letters): any text; word: symbols such as phonemes", "bpe"
     )
     vocab_size: int | None = key(
-        "tokens, special ones included. Empty, for character, jamo or word: all of the texts. The vocabulary of word "
-        "is then closed: other words are errors, in validation and tests too, and not <unk>",
+        "number of tokens, special ones included; empty, for character, jamo or word: all in the texts. Then the "
+        "vocabulary of word is closed: other words are errors, not <unk>, also in validation and tests",
         8000,
         least=1,
     )
     joint: bool = key("one vocabulary for both sides (section 5.1 of the paper)", True)
-    target_algorithm: Algorithm | None = key("the target's own where they are not joint; empty is the one above", None)
-    target_vocab_size: int | None = key("likewise; empty: `vocab_size`, or all by `target_algorithm`", None, least=1)
-    sentences: int | None = key("train it from so many pairs, drawn once; empty for all", None, least=1)
+    target_algorithm: Algorithm | None = key("the target's algorithm, if not joint; empty: `algorithm`", None)
+    target_vocab_size: int | None = key("target size; empty: `vocab_size` or all by `target_algorithm`", None, least=1)
+    sentences: int | None = key("number of pairs to train the tokenizer on, drawn once; empty: all", None, least=1)
 
     def check(self) -> None:
         """Refuse vocabularies that cannot be trained."""

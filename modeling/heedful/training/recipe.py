@@ -24,14 +24,14 @@ class ModelRecipe(Section, section="model"):
 
     config: str | None = key("a size (`heedful recipes`), a config.json or its folder; empty: the paper's base", None)
     options: dict[str, Any] = key(
-        "changes to it: any field of HeedConfig but what the tokenizer decides. Against overfitting, each a share "
-        "from 0: dropout, attention_dropout, activation_dropout, source_word_dropout and target_word_dropout "
+        "changes to the config: any field of HeedConfig that the tokenizer does not decide. Against overfitting, "
+        "shares from 0: dropout, attention_dropout, activation_dropout, source_word_dropout and target_word_dropout "
         "(whole embeddings), label_smoothing; depth_scaled_init: small models begin to learn in half the updates",
         dict,
     )
-    start_from: str | None = key("a trained model to go on from, in place of the two above", None)
+    start_from: str | None = key("a trained model to continue from, instead of `config` and `options`", None)
     attn_implementation: str | None = key("eager, sdpa, flash_attention_2, flex_attention; empty: the default", None)
-    activation_checkpointing: bool = key("true trades time for memory", False)
+    activation_checkpointing: bool = key("true saves memory and costs time", False)
 
     def check(self) -> None:
         """Refuse two ways to make the model."""
@@ -48,40 +48,40 @@ class OptimizationRecipe(Section, section="optimization"):
         "validated and published; its end may be open), or muon for the layers' matrices, with adamw for the rest",
         "adam",
     )
-    learning_rate: float = key("the peak; with the paper's schedule a factor, 1 as published", 1.0, above=0)
-    muon_learning_rate: float | None = key("the peak of muon's matrices; empty: `learning_rate`", None, above=0)
+    learning_rate: float = key("the peak; for the paper's schedule a factor, published as 1", 1.0, above=0)
+    muon_learning_rate: float | None = key("the peak rate of muon's matrices; empty: `learning_rate`", None, above=0)
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = key(
         "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty: paper, schedule_free: constant", None
     )
-    warmup_updates: int = key("linear rise to the peak", 4000, least=0)
-    beta1: float = key("the decay of Adam's first moment (section 5.3)", 0.9, least=0, below=1)
-    beta2: float = key("the decay of its second moment", 0.98, least=0, below=1)
-    epsilon: float = key("added to the denominator of its step", 1e-9, above=0)
-    weight_decay: float = key("of matrices; all optimizers but adam", 0.0, least=0)
-    max_grad_norm: float | None = key("clips the gradient's norm; empty for no clipping", None, above=0)
-    max_updates: int | None = key("the first of three limits ends the run; empty: none", None, least=1, resumes=True)
-    max_epochs: int | None = key("passes over the training pairs", None, least=1, resumes=True)
-    max_minutes: float | None = key("of the run's own clock, interruptions not counted", None, above=0, resumes=True)
+    warmup_updates: int = key("updates of the linear rise to the peak", 4000, least=0)
+    beta1: float = key("decay of Adam's first moment (section 5.3)", 0.9, least=0, below=1)
+    beta2: float = key("decay of Adam's second moment", 0.98, least=0, below=1)
+    epsilon: float = key("added to the denominator of Adam's step", 1e-9, above=0)
+    weight_decay: float = key("weight decay of matrices, for all optimizers but adam", 0.0, least=0)
+    max_grad_norm: float | None = key("largest norm of the gradient; empty: no clipping", None, above=0)
+    max_updates: int | None = key("most updates; the first of three limits ends the run", None, least=1, resumes=True)
+    max_epochs: int | None = key("most passes over the training pairs", None, least=1, resumes=True)
+    max_minutes: float | None = key("most minutes of training, without interruptions", None, above=0, resumes=True)
     tokens_per_update: int = key("padded source and target tokens of one optimizer step", 50000)
-    buckets_per_update: int = key("groups of similar length in it; several mix all lengths in one update", 1, least=1)
+    buckets_per_update: int = key("groups of similar length in an update; several mix all lengths", 1, least=1)
     token_budget: int | None = key("padded tokens per micro-batch; empty: a whole bucket", None, least=1, resumes=True)
-    shrink_token_budget: bool = key("true halves it when memory runs out, and repeats the update", False, resumes=True)
-    skip_nonfinite_updates: int = key("updates with a NaN to skip in a row; then it stops", 0, least=0, resumes=True)
+    shrink_token_budget: bool = key("true halves `token_budget` if memory runs out", False, resumes=True)
+    skip_nonfinite_updates: int = key("NaN updates in a row to skip before the run stops", 0, least=0, resumes=True)
     r_drop: float | None = key(
-        "the weight of R-Drop (Liang et al., 2021; 5 there): each pair passes twice under other dropout, and both "
-        "predictions are to be alike; empty: none. It takes twice the time. `train/loss` stays the cross-entropy",
+        "weight of R-Drop (Liang et al., 2021, with 5): each pair passes twice with different dropout, and the "
+        "predictions should agree; twice the time. `train/loss` stays the cross-entropy; empty: no R-Drop",
         None,
         above=0,
     )
     distillation: str | None = key(
-        "a folder of `heedful distill-tokens`: the cross-entropy is in part with a teacher's tokens (Kim and Rush, "
-        "2016). It needs the teacher's tokenizer in `tokenizer.path`",
+        "a folder of `heedful distill-tokens`: the loss includes the cross-entropy with a teacher's tokens (Kim and "
+        "Rush, 2016); `tokenizer.path` must be the teacher's tokenizer",
         None,
     )
-    distillation_weight: float = key("of the cross-entropy with the teacher's tokens", 0.5, above=0, most=1)
+    distillation_weight: float = key("weight of the cross-entropy with the teacher's tokens", 0.5, above=0, most=1)
     mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = key("no, bf16; GPU only: tf32 (10 bits), fp16", "no")
     device: Literal["auto", "cpu", "cuda"] = key("auto, cpu, cuda", "auto", resumes=True)
-    compile: Literal["auto"] | bool = key("true, false; auto: on a GPU for over five minutes", "auto", resumes=True)
+    compile: Literal["auto"] | bool = key("true, false; auto: GPU runs of over five minutes", "auto", resumes=True)
 
     def check(self) -> None:
         """Refuse keys that exclude each other, and what the optimizer would not read."""
@@ -121,9 +121,9 @@ class OptimizationRecipe(Section, section="optimization"):
 class ValidationRecipe(Section, section="validation"):
     """How often and how the model is validated while it trains."""
 
-    every_updates: int = key("how often loss and scores are measured", 1000, least=1, resumes=True)
-    sentences: int | None = key("validation pairs to translate greedily; 0 for none, empty for all", None, least=0)
-    max_new_tokens: int = key("the longest of these translations, in tokens", 128, least=1)
+    every_updates: int = key("updates between validations", 1000, least=1, resumes=True)
+    sentences: int | None = key("validation pairs to translate greedily; 0: none, empty: all", None, least=0)
+    max_new_tokens: int = key("the longest validation translation, in tokens", 128, least=1)
     select: Criterion = key(f"the best checkpoint by {', '.join(get_args(Criterion))}", "loss")
     patience: int | None = key("validations without improvement that end the run", None, least=1, resumes=True)
 
@@ -137,8 +137,8 @@ class ValidationRecipe(Section, section="validation"):
 class CheckpointRecipe(Section, section="checkpoints", resumes=True):
     """Which checkpoints are written and kept, and which weights are published."""
 
-    every_updates: int = key("how often the run is saved", 1000, least=1)
-    keep_last: int = key("how many of these are kept, besides the best validated one", 5, least=1)
+    every_updates: int = key("updates between checkpoints", 1000, least=1)
+    keep_last: int = key("number of latest checkpoints to keep, in addition to the best one", 5, least=1)
     publish: Literal["average", "best", "last"] = key(
         "the published weights: average of the kept last ones (section 6.1), best (validated), or last", "average"
     )
@@ -154,10 +154,10 @@ class DecodingRecipe(Section, section="decoding", resumes=True):
         "power: length^exponent; gnmt: ((5 + length) / 6)^exponent, the paper's (section 6.1)", "power"
     )
     max_length: int = key("longest translation in tokens, the decoder's start token included", 256, least=2)
-    tokens_beyond_source: int | None = key("its limit beyond the source, 50 in the paper; empty: none", None, least=1)
-    bootstrap: int = key("resamples for confidence intervals; 0 for none", 1000)
-    bleu_tokenizer: str | None = key("sacreBLEU's: 13a, char, zh, ko-mecab, ja-mecab, …; empty: by the targets", None)
-    ignore: str | None = key('a regular expression of what no score sees, validation\'s too, such as "[0-9]"', None)
+    tokens_beyond_source: int | None = key("limit of the length beyond the source, 50 in the paper", None, least=1)
+    bootstrap: int = key("resamples for confidence intervals; 0: none", 1000)
+    bleu_tokenizer: str | None = key("sacreBLEU's 13a, char, zh, ko-mecab, ja-mecab, …; empty: by the targets", None)
+    ignore: str | None = key('regular expression of text that scores ignore, such as "[0-9]"', None)
 
     def check(self) -> None:
         """Refuse a wrong pattern or number of resamples, and what a greedy search would ignore."""
@@ -171,20 +171,20 @@ class DecodingRecipe(Section, section="decoding", resumes=True):
 class LoggingRecipe(Section, section="logging", resumes=True):
     """What is logged while the run goes on, and where."""
 
-    every_updates: int = key("how often the training loss is written", 50, least=1)
-    trackers: list[str] = key("Accelerate's: trackio, tensorboard, wandb, mlflow, …", list)
+    every_updates: int = key("updates between logged training losses", 50, least=1)
+    trackers: list[str] = key("Accelerate's trackers: trackio, tensorboard, wandb, mlflow, …", list)
 
 
 @dataclass
 class CardRecipe(Section, section="card", resumes=True):
     """What the model card says that no program can know."""
 
-    license: str | None = key("the model's, as the Hub names it; empty: unknown (built-in corpus: apache-2.0)", None)
-    source_language: str | None = key("its code or name; empty: `data.source` if it is one, or by the texts", None)
-    target_language: str | None = key("its code or name, likewise", None)
-    dataset: str | None = key("what the training data are called; empty takes `data.train`", None)
-    intended_use: str | None = key("what the model is for", None)
-    limits: str | None = key("what it is not for", None)
+    license: str | None = key("name of the license on the Hub; empty: unknown (built-in corpus: apache-2.0)", None)
+    source_language: str | None = key("code or name; empty: `data.source` if it is one, or by the texts", None)
+    target_language: str | None = key("code or name; empty: `data.target` if it is one, or by the texts", None)
+    dataset: str | None = key("name of the training data; empty: `data.train`", None)
+    intended_use: str | None = key("tasks that the model is for", None)
+    limits: str | None = key("tasks that the model is not for", None)
 
     def check(self) -> None:
         """Refuse what is no language."""
@@ -197,28 +197,28 @@ class CardRecipe(Section, section="card", resumes=True):
 class PublishRecipe(Section, section="publish", resumes=True):
     """Further forms of the published model, each in a folder of its name."""
 
-    also: list[Literal["transformers"]] = key("transformers: a class of its own, which needs no code of ours", list)
+    also: list[Literal["transformers"]] = key("transformers: its own class, without Heedful's code", list)
 
 
 @dataclass
 class Recipe(Section):
     """One training run; a wrong or contradictory value is a `ValueError` that names the key."""
 
-    name: str = key("names the run and the model card")
+    name: str = key("name of the run and the model card")
     data: DataRecipe = key("where the pairs come from")
-    optimization: OptimizationRecipe = key("how the weights are changed, and for how long")
+    optimization: OptimizationRecipe = key("the optimizer, its schedule, and the length of the run")
     output: str | None = key("the run's folder; empty: runs/NAME", None, resumes=True, on_card=False)
-    seed: int = key("of weights, dropout and order of the data", 1, least=0, below=2**32)
-    resume: bool = key("true goes on from the newest whole checkpoint, or starts", False, resumes=True, on_card=False)
+    seed: int = key("seed of weights, dropout and data order", 1, least=0, below=2**32)
+    resume: bool = key("true continues from the newest checkpoint, if any", False, resumes=True, on_card=False)
     overwrite: bool = key("true moves an earlier run aside, to ….1", False, resumes=True, on_card=False)
-    allow_changes: bool = key("true resumes though recipe or data have changed", False, resumes=True, on_card=False)
+    allow_changes: bool = key("true resumes even if recipe or data changed", False, resumes=True, on_card=False)
     tokenizer: TokenizerRecipe = key("how texts become tokens", TokenizerRecipe)
-    model: ModelRecipe = key("what is trained", ModelRecipe)
-    validation: ValidationRecipe = key("what is measured while training", ValidationRecipe)
-    checkpoints: CheckpointRecipe = key("what is saved, and published", CheckpointRecipe)
-    decoding: DecodingRecipe = key("of the published model, and of its test", DecodingRecipe)
-    logging: LoggingRecipe = key("what is written while the run goes on", LoggingRecipe)
-    card: CardRecipe = key("what the model card says that no program can know", CardRecipe, on_card=False)
+    model: ModelRecipe = key("the model to train", ModelRecipe)
+    validation: ValidationRecipe = key("measurements while training", ValidationRecipe)
+    checkpoints: CheckpointRecipe = key("saved and published weights", CheckpointRecipe)
+    decoding: DecodingRecipe = key("how the published model generates, and its tests", DecodingRecipe)
+    logging: LoggingRecipe = key("logs of the run", LoggingRecipe)
+    card: CardRecipe = key("facts for the model card that a program cannot find", CardRecipe, on_card=False)
     publish: PublishRecipe = key("further forms of the model, each in a folder of its name", PublishRecipe)
 
     def check(self) -> None:

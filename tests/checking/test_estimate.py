@@ -2,7 +2,6 @@
 
 import copy
 from itertools import count
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,14 +88,6 @@ def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corp
     assert min(speed.of_token, speed.of_step) > 0
     assert speed.seconds(300) == pytest.approx(300 * speed.of_token + speed.of_step)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-
-
-def test_an_update_that_is_timed_is_taken_by_the_engine(corpus, tmp_path):
-    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
-    engine = rehearsal.engine = Mock(wraps=rehearsal.engine)
-    rehearsal.take_update(plan_batches(corpus, 500).first[0])
-    names = [name for name, _, _ in engine.method_calls]
-    assert names == ["feed.micro_batches", "accumulate", "gradient_norm", "step"]
 
 
 def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path, printed):

@@ -6,7 +6,6 @@ import json
 import re
 import runpy
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from helpers import assert_error, slow_but
 
 PACKAGE = Path(heedful.__file__).parent
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
-MEASUREMENTS = Path(__file__).parents[2] / "docs" / "records" / "measurements.md"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
 MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
 TOOL = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "upkeep" / "recipe_keys.py"))
@@ -93,37 +91,13 @@ def test_every_recipe_is_one_and_its_model_can_be_built():
         assert {name: getattr(model.config, name) for name in recipe.model.options} == recipe.model.options
 
 
-RECORDS = {
-    "multi30k-en-de": ("longer", "other", "made", "last", "tatoeba", "captions"),
-    "korean-spacing": ("korean-spacing-2", "korean-spacing-3"),
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_runs_that_go_on_from_a_recipes_model_are_the_commands_that_a_figure_was_measured_with(name):
-    measured, known = {}, {Path(read_recipe(name).output)}
-    for line in MEASUREMENTS.read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"heedful train {name} "):
-            recipe = read_recipe(name, shlex.split(line)[3:])
-            measured[Path(recipe.output).name] = recipe
-    texts = [path.read_text(encoding="utf-8") for path in RECIPES if re.match(rf"{name}-\d", path.stem)]
-    lines = re.findall(r"^#   heedful train (.+)$", "\n".join(texts), re.MULTILINE)
-    written = [read_recipe(recipe, changes) for recipe, *changes in map(shlex.split, lines)]
-    further = [recipe for recipe in written if recipe.model.start_from]
-    for recipe, output in zip(further, RECORDS[name], strict=True):
-        command = measured[output]
-        assert (recipe.seed, recipe.optimization) == (command.seed, command.optimization)
-        assert recipe.validation == command.validation
-        # The run after this one begins with its last weights.
-        published = {"publish": "last"} if output == "made" else {}
-        assert recipe.checkpoints == replace(command.checkpoints, **published)
-        assert (recipe.data.cleaning, recipe.data.test.keys()) == (command.data.cleaning, command.data.test.keys())
-        ours, theirs = (
-            {name: Path(str(part.train)).name for name, part in each.data.parts.items()} for each in (recipe, command)
-        )
-        assert ours == theirs
-        assert Path(recipe.model.start_from).parent in known
-        known.add(Path(recipe.output))
+def test_a_run_that_the_comments_of_a_recipe_name_can_be_read_and_goes_on_from_a_run_before_it():
+    known = {Path(read_recipe(path).output) for path in RECIPES}
+    for path in RECIPES:
+        lines = re.findall(r"^#   heedful train (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for recipe in (read_recipe(name, changes) for name, *changes in map(shlex.split, lines)):
+            assert not recipe.model.start_from or Path(recipe.model.start_from).parent in known, recipe.output
+            known.add(Path(recipe.output))
 
 
 def test_every_model_config_loads_and_builds():

@@ -8,9 +8,8 @@ import torch
 
 from guides import assert_named
 from heedful.data.labels import token_labels
-from heedful.data.tokenizer_training import train_tokenizers
 from heedful_lab.course.embeddings import neighbourhoods, plane, word_states
-from helpers import assert_error, tiny_model, tiny_rnn
+from helpers import assert_error, tiny_rnn
 
 SENTENCE = "개가 공원에서 달린다."
 
@@ -56,16 +55,6 @@ def test_a_whole_word_comes_before_the_beginning_of_another_and_what_is_none_is_
     assert_error(r"^`word` must be a word, but is ' ' instead\.$", follow, " ", None)
     with pytest.raises(ValueError, match="must be a Transformer, whose layers add to its embeddings, but is a recurr"):
         word_states(tiny_rnn(), tokenizers, "개가")
-
-
-def test_the_tag_of_a_language_comes_first():
-    words = train_tokenizers(["개가 달린다"], ["the dog"], vocab_size=None, algorithm="word", languages=["en", "fr"])
-    model = tiny_model(vocab_size=len(words.source), **words.special_ids())
-    found = word_states(model, words, "달린다", "개가 달린다", "fr")
-    assert found.pieces == ["▁달린다"]
-    (ids,) = words.encode_source(["개가 달린다"], "fr")
-    torch.testing.assert_close(found.vectors[1:], states_of(model, ids)[:, 2])
-    assert_error("`target_language`", word_states, model, words, "달린다")
 
 
 def test_neighbours_are_the_nearest_texts_and_not_the_word_itself(follow, model, tokenizers):

@@ -137,16 +137,6 @@ def test_output_attentions_gives_real_weights_under_every_kernel(kernel):
     assert torch.equal(again.cross_attentions[0], outputs.cross_attentions[0])
 
 
-@torch.no_grad()
-def test_what_the_config_asks_to_record_is_recorded_and_hidden_states_are_embeddings_and_every_layer():
-    model = tiny_model(output_attentions=True)
-    outputs = model(torch.tensor([[5, 6]]), decoder_input_ids=torch.tensor([[7]]), output_hidden_states=True)
-    assert [layer.shape for layer in outputs.cross_attentions] == [(1, 4, 1, 2)] * 2
-    assert [state.shape for state in outputs.encoder_hidden_states] == [(1, 2, 32)] * 3
-    assert torch.equal(outputs.encoder_hidden_states[-1], outputs.encoder_last_hidden_state)
-    assert [state.shape for state in outputs.decoder_hidden_states] == [(1, 1, 32)] * 3
-
-
 # With copied weights, Heed computes what `torch.nn.Transformer` computes
 
 KERNELS = ["eager", "sdpa"]

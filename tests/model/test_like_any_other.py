@@ -86,22 +86,6 @@ def hand_written_lora(model):
     assert all(part.weight.grad.any() for name, part in linears(model).items() if name.endswith((".a", ".b")))
 
 
-def adalora(model):
-    peft = pytest.importorskip("peft")
-    options = {"target_modules": ["q_proj", "k_proj", "v_proj", "out_proj"], "total_step": 10, "tinit": 1, "tfinal": 2}
-    adapted = peft.get_peft_model(model, peft.AdaLoraConfig(task_type="SEQ_2_SEQ_LM", r=4, **options))
-    optimizer = torch.optim.Adam([weight for weight in adapted.parameters() if weight.requires_grad], lr=1e-2)
-    losses = []
-    for step in range(5):
-        optimizer.zero_grad()
-        losses.append(train_step(adapted).loss.item())
-        optimizer.step()
-        adapted.base_model.update_and_allocate(step)
-    assert losses[-1] < losses[0]
-    tokens = adapted.eval().generate(input_ids=make_batch()["input_ids"], max_new_tokens=4, min_new_tokens=4)
-    assert tokens.shape == (3, 5)
-
-
 def loss_of(model, parameters, batch):
     return functional_call(model, parameters, kwargs=batch).loss
 
@@ -151,7 +135,7 @@ def counted_operations(model):
 CALLS = {
     function.__name__: function
     for function in (
-        *(hand_written_lora, adalora, func_jvp, per_sample_gradients, second_derivatives),
+        *(hand_written_lora, func_jvp, per_sample_gradients, second_derivatives),
         counted_operations,
     )
 }

@@ -8,7 +8,7 @@ import torch
 
 import helpers
 from heedful import HeedForConditionalGeneration
-from helpers import VARIANTS, assert_near, loss_and_gradients, padded, pairwise, sentences, tiny_model, uncompiled
+from helpers import VARIANTS, assert_near, loss_and_gradients, pairwise, tiny_model, uncompiled
 
 HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 DEPTH = {"encoder_layers": 12, "decoder_layers": 12}
@@ -70,21 +70,6 @@ def test_rows_of_padding_alone_are_finite_and_leave_the_other_rows_as_they_are(v
     if kernel != "flex_attention":
         outputs.loss.backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(("kernel", "dtype"), helpers.each_once(["eager", "sdpa", "flex_attention"], HALF))
-def test_generate_in_half_precision_gives_whole_translations(kernel, dtype):
-    model = tiny_model(attention=kernel, norm_placement="pre").to(HALF[dtype])
-    torch.manual_seed(1)
-    source, mask = padded(sentences(9, 4, 1), "left")
-    options = {"max_new_tokens": 8, "num_beams": 2}
-    scored = {"return_dict_in_generate": True, "output_scores": True}
-    with uncompiled(kernel):
-        output = model.generate(source, attention_mask=mask, **options, **scored)
-        alone = model.generate(source[:1], attention_mask=mask[:1], **options)
-    assert output.sequences.shape[1] > 4
-    assert output.sequences_scores.isfinite().all()
-    assert torch.equal(alone[0], output.sequences[0, : alone.shape[1]])
 
 
 def test_the_loss_of_large_logits_in_float16_is_that_of_float32():

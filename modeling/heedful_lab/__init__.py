@@ -1,1 +1,1 @@
-"""The laboratory: studies, what the course shows, the built-in corpus, task pairs, and COMET."""
+"""The laboratory: studies, views for the course, the built-in corpus, task pairs, and COMET."""

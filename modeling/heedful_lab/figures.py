@@ -1,4 +1,4 @@
-"""Panels that only the laboratory draws: points with texts, bars, and a matrix."""
+"""Panels that only the laboratory draws: labelled points, bars, and a matrix."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -13,10 +13,7 @@ def labelled_points(
     families: Sequence[str] | None = None,
     **settings: Any,
 ) -> Panel:
-    """Return a panel with points (x, y, text beside it, which may be empty) in a colour for each name of the legend.
-
-    `families` are the fonts of names and texts; `settings` are of the axes, such as `xlim`.
-    """
+    """Return a panel of points (x, y, label or "") with a colour for each name; `families` are fonts."""
 
     def draw(axes: Any) -> None:
         drawn = []
@@ -32,7 +29,7 @@ def labelled_points(
 
 
 def bars(values: Mapping[str, float], x_label: str) -> Panel:
-    """Return a panel with a bar to the right for every value; names of any length fit beside them."""
+    """Return a panel with a horizontal bar for each value, next to its name."""
 
     def draw(axes: Any) -> None:
         drawn = axes.barh(list(values), list(values.values()), height=0.6)
@@ -43,11 +40,7 @@ def bars(values: Mapping[str, float], x_label: str) -> Panel:
 
 
 def matrix(values: Any, label: str = "", *, image: Mapping[str, Any], **settings: Any) -> Panel:
-    """Return a panel with a coloured cell for every number of a matrix, beside a bar that explains the colours.
-
-    NaN stays white. `image` says how matplotlib's `imshow` draws them (`cmap`, `vmin`, `vmax`), and `settings` are of
-    the axes, such as `xlabel`.
-    """
+    """Return a panel with a coloured cell for each number (NaN is white) and a colour bar; `image` is for `imshow`."""
 
     def draw(axes: Any) -> None:
         drawn = axes.imshow(values, **image)

@@ -176,9 +176,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models to test")
     parser.add_argument("-k", dest="expression", default="", help="only tests with matching names, as in pytest's -k")
     parser.add_argument("--write", action="store_true", help="put the report into docs/conformance.md")
-    parser.add_argument(
-        "--tests", type=Path, metavar="FOLDER", help="checkout of the installed transformers"
-    )
+    parser.add_argument("--tests", type=Path, metavar="FOLDER", help="checkout of the installed transformers")
     options = parser.parse_args()
     lacking = [name for name in IN_REPOSITORY if options.tests and not (options.tests / "tests" / name).is_file()]
     if lacking:

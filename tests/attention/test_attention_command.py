@@ -163,8 +163,8 @@ REFUSED = {
         ([SOURCE, "--gold", "3-0.txt"], f"{COUNTED} 3-0 of 3 words instead, in line 1 of 3-0.txt."),
     ],
     "attention-numbers": [
-        ([SOURCE, "--entropy", "--layer", 1], "must not come with --entropy alone"),
-        ([SOURCE, "--entropy", "--rollout"], "must not come with --entropy alone"),
+        ([SOURCE, "--entropy", "--layer", 1], "need --steps or --json"),
+        ([SOURCE, "--entropy", "--rollout"], "need --steps or --json"),
         ([SOURCE, "--steps", "--rollout"], "`--steps` must not come with --rollout"),
         ([SOURCE, "--steps", "--json"], "`--steps` must not come with --json"),
         ([SOURCE, "--steps", "--head", 4], "`--head` must be between 0 and 3, but is 4"),

@@ -84,4 +84,4 @@ def test_what_is_no_such_model_is_refused_by_name(tmp_path):
     refuses("model.ckpt must have the weights of hparams.yaml's model: RuntimeError: .*size")
     for file in (weights, settings):
         file.write_text("[: no")
-        refuses("must be as `unbabel-comet` saves a model")
+        refuses("must be a model that `unbabel-comet` saved")

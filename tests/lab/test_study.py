@@ -200,7 +200,7 @@ def test_data_and_settings_that_a_study_cannot_use_are_errors():
     assert_refused(cases, lambda given: Lab(given[0], **given[1]))
     assert_error("but is dilutoin instead; did you mean dilution", find_study, "dilutoin")
     for option in (["--output", "x"], ["--updates", "3"], ["--data", "x"], ["--seed", "2"]):
-        assert_error("name of a study must be given", app, ["study", *option], standalone_mode=False)
+        assert_error("need the name of a study", app, ["study", *option], standalone_mode=False)
 
 
 def test_every_study_has_its_module_a_recipe_and_a_question_which_the_command_lists(capsys):

@@ -86,7 +86,7 @@ def test_a_wrong_setting_is_named(texts):
         (lambda: spacing_pairs(path, nouns=path), "`nouns` must be a file with a Korean noun in each"),
         (lambda: spelling_pairs(path, typos=0.0), "`typos` must be above 0 and at most 1, but is 0.0"),
         (lambda: scan_pairs(path), "A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is '나는 학교"),
-        (lambda: spacing_pairs(path, count=3), "`count` must be at most 2, as there are texts, but is 3"),
+        (lambda: spacing_pairs(path, count=3), "`count` must be at most 2, the number of texts, but is 3"),
         (lambda: reverse_pairs(0), "`count` must be at least 1, but is 0"),
         (lambda: reverse_pairs(1, "5-2"), "`lengths` must be two numbers from 1 on, such as 1-25, but is '5-"),
         (lambda: reverse_pairs(1, "0-2"), "`lengths` must be two numbers from 1 on"),

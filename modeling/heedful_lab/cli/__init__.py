@@ -1,1 +1,1 @@
-"""Commands that the laboratory adds to `heedful`: studies, task pairs, and what the course shows of a model."""
+"""Commands that the laboratory adds to `heedful`: studies, task pairs, embeddings, and attention in numbers."""

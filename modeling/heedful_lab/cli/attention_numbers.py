@@ -13,17 +13,17 @@ def attention_numbers(
     text: Text,
     target: Translation = None,
     layer: Layer = None,
-    head: Annotated[int | None, Option(help="Head, from 0. Default: 0 step by step, else the mean.")] = None,
-    kind: Annotated[Kind, Option(help="Whose attention.")] = "cross",
+    head: Annotated[int | None, Option(help="Head, from 0. Default: 0 with --steps, otherwise the mean.")] = None,
+    kind: Annotated[Kind, Option(help="Attention of encoder or decoder, or cross-attention.")] = "cross",
     rollout: Rollout = False,
-    steps: Annotated[bool, Option("--steps", help="Print a head's numbers step by step, the default.")] = False,
-    entropy: Annotated[bool, Option("--entropy", help="Print how widely each head looks.")] = False,
+    steps: Annotated[bool, Option("--steps", help="Print each step in one head (the default).")] = False,
+    entropy: Annotated[bool, Option("--entropy", help="Print each head's entropy (its spread).")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the weights, and the entropy, as JSON.")] = False,
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """See attention in numbers: one head step by step, how widely each head looks, the weights as JSON."""
+    """Print attention in numbers: one head step by step, the entropy of each head, or the weights as JSON."""
     from heedful.attention import measures
     from heedful_lab.course import numbers
 
@@ -32,7 +32,7 @@ def attention_numbers(
     options.check_apart(steps=steps, rollout=rollout)
     options.check_apart(steps=steps, json=as_json)
     if entropy and not (steps or as_json) and (layer, head, rollout) != (None, None, False):
-        raise ValueError("`--layer`, `--head` and `--rollout` must not come with --entropy alone: it is of all heads.")
+        raise ValueError("`--layer`, `--head` and `--rollout` need --steps or --json: --entropy covers all heads.")
     (maps,) = attention_of(model, revision, device, [(text, target)], None if rollout else kind, to)
     view = measures.View(kind, layer, (head or 0) if steps else head, rollout)
     values, lines = dict[str, Any](), list[str]()

@@ -1,4 +1,4 @@
-"""`heedful embeddings`: what a word is near to."""
+"""`heedful embeddings`: a word's nearest neighbours."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,14 +11,14 @@ from heedful.files import check_writable, import_extra
 
 def embeddings(
     model: options.AnyModel,
-    words: Annotated[list[str], Argument(metavar="WORD…", help="Words, or beginnings of words, of the source.")],
-    sentence: Annotated[str | None, Option(help="The source in which they are. Default: each word alone.")] = None,
+    words: Annotated[list[str], Argument(metavar="WORD…", help="Source words, or beginnings of words.")],
+    sentence: Annotated[str | None, Option(help="Source sentence. Default: each word by itself.")] = None,
     output: Annotated[Path | None, Option("-o", "--output", help="Picture to draw (.png, .svg, .pdf).")] = None,
     to: options.TargetLanguage = None,
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """See which tokens a word's embedding is near to, and what each layer of the encoder makes of it in a sentence."""
+    """List the tokens nearest to a word's embedding, and to its state after each encoder layer in a sentence."""
     from heedful.attention.drawing import PICTURE_SUFFIXES
     from heedful_lab.course import embeddings as module
 

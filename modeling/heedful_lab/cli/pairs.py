@@ -1,4 +1,4 @@
-"""`heedful pairs`: pairs for a task that is no translation."""
+"""`heedful pairs`: pairs for tasks other than translation."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -10,22 +10,22 @@ from typer import Option, Typer
 from heedful.cli import options
 from heedful.cli.options import PairsFile, write_pairs
 
-pairs = Typer(help="Make pairs (`source`, `target`) for a task that is no translation.", no_args_is_help=True)
-Texts = Annotated[str, Option(help="Right texts: a file, or whatever `data.train` takes.")]
-Column = Annotated[str | None, Option(help="Theirs, or their language. Default: the only one, or whole lines.")]
-Typos = Annotated[float, Option(help="Share of the words.")]
-Nouns = Annotated[str | None, Option(help="File of Korean nouns to put in the places of the texts'.")]
+pairs = Typer(help="Make pairs (`source`, `target`) for a task other than translation.", no_args_is_help=True)
+Texts = Annotated[str, Option(help="Correct texts: a file, or any location that `data.train` accepts.")]
+Column = Annotated[str | None, Option(help="The texts' column or language. Default: the only one, or whole lines.")]
+Typos = Annotated[float, Option(help="Share of words that get a typing mistake.")]
+Nouns = Annotated[str | None, Option(help="File of Korean nouns that replace most nouns of the texts.")]
 Actions = Annotated[str | None, Option("--lengths", help="Fewest and most actions, such as 1-25. Default: all.")]
-Lengths = Annotated[str, Option(help="Fewest and most symbols.")]
-Symbols = Annotated[int, Option(help="How many there are.")]
-Language = Annotated[str, Option(help="Of the words, which num2words writes, and of the digits; of dates en or ko.")]
-Most = Annotated[int | None, Option("--count", min=1, help="Of pairs. Default: one for each text.")]
-Count = Annotated[int, Option(min=1, help="Of pairs.")]
-Seed = Annotated[int, Option(min=0, help="Another one gives other pairs.")]
+Lengths = Annotated[str, Option(help="Shortest and longest sequence, such as 1-25.")]
+Symbols = Annotated[int, Option(help="Number of different symbols.")]
+Language = Annotated[str, Option(help="Language of words and digits, as in num2words. For dates: en or ko.")]
+Most = Annotated[int | None, Option("--count", min=1, help="Number of pairs. Default: one for each text.")]
+Count = Annotated[int, Option(min=1, help="Number of pairs.")]
+Seed = Annotated[int, Option(min=0, help="Random seed: another seed gives other pairs.")]
 
 
 def task(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a subcommand of `heedful pairs` that writes what the function of its name in `task_pairs` returns."""
+    """Make a subcommand of `heedful pairs` that writes the pairs of its function in `task_pairs`."""
 
     @wraps(command)
     def run(output: Path, **settings: Any) -> None:
@@ -46,31 +46,31 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 def spelling(
     output: PairsFile, texts: Texts, column: Column = None, typos: Typos = 0.1, count: Most = None, seed: Seed = 1
 ) -> None:
-    """Words with typing mistakes to what was meant."""
+    """Make pairs of texts with typing mistakes and the correct texts."""
 
 
 @task
 def spacing(
     output: PairsFile, texts: Texts, column: Column = None, nouns: Nouns = None, count: Most = None, seed: Seed = 1
 ) -> None:
-    """Texts without spaces to texts with them."""
+    """Make pairs of texts without spaces and with them."""
 
 
 @task
 def scan(output: PairsFile, texts: Texts, lengths: Actions = None, count: Most = None) -> None:
-    """Commands to actions, from SCAN's own files."""
+    """Make pairs of commands and actions from SCAN's files."""
 
 
 @task
 def numbers(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1) -> None:
-    """Numbers to words."""
+    """Make pairs of numbers in digits and in words."""
 
 
 @task
 def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed = 1) -> None:
-    """Dates to words."""
+    """Make pairs of dates in digits and in words."""
 
 
 @task
 def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1) -> None:
-    """Symbols to the same from the last to the first."""
+    """Make pairs of symbol sequences and their reversals."""

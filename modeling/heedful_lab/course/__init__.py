@@ -1,1 +1,1 @@
-"""What the course shows of a model: attention in numbers, a word among its neighbours, and the gates of cells."""
+"""Views for the course: attention in numbers, neighbours of words, and gates of recurrent cells."""

@@ -1,8 +1,4 @@
-"""What the encoder makes of a word: its embedding, its state after each layer, and the tokens that these are near to.
-
-Every token has one learned vector, at every place (section 3.4 of the paper). Each layer of the encoder adds to it
-what it reads in the sentence (section 3.1), so that it can be compared with the vectors of all tokens again.
-"""
+"""A word's embedding and its state after each encoder layer, compared with all tokens' embeddings."""
 
 import re
 from collections.abc import Sequence
@@ -25,44 +21,44 @@ from heedful_lab.figures import labelled_points
 
 @dataclass(frozen=True, eq=False)
 class WordStates:
-    """A word on its way through the encoder."""
+    """A word's vectors in the encoder."""
 
     word: str
-    pieces: list[str]  # labels of the tokens that write it; its vectors are the means of theirs
-    # Float32 (layers + 1, d_model) on the CPU: the word's embedding, without position and therefore the same in every
-    # sentence, then its state after each layer.
+    pieces: list[str]  # labels of its tokens; the word's vectors are the means of theirs
+    # Float32 (layers + 1, d_model) on the CPU: the embedding without position, then the state after each layer.
     vectors: torch.Tensor
 
 
 class Neighbour(NamedTuple):
-    """A token that a vector is near to."""
+    """A token near a vector."""
 
     text: str  # without the space before it
-    cosine: float  # between the vector and the token's embedding
-    embedding: torch.Tensor  # the token's, at length 1, `(d_model,)`
+    cosine: float  # with the token's embedding
+    embedding: torch.Tensor  # of the token, at length 1, `(d_model,)`
 
 
 class Neighbourhood(NamedTuple):
-    """What one of a word's vectors is near to."""
+    """The neighbours of one vector."""
 
-    own: float  # cosine between this vector and the word's embedding, 1 before the first layer
-    tokens: list[Neighbour]  # of the source's vocabulary, nearest first
+    own: float  # cosine with the word's embedding; 1 before the first layer
+    tokens: list[Neighbour]  # from the source vocabulary, nearest first
 
 
 def layer_names(count: int) -> list[str]:
-    """Return the names of so many vectors of a word: the embedding, then the layers from 0."""
+    """Return the names of a word's `count` vectors: the embedding, then the layers from 0."""
     return ["embedding", *(f"layer {number}" for number in range(count - 1))]
 
 
 def word_states(
     model: Any, tokenizers: TokenizerPair, word: str, sentence: str | None = None, target_language: str | None = None
 ) -> WordStates:
-    """Follow a word through the encoder of a Transformer, or of a `Translator`, alone or in a sentence.
+    """Return a word's vectors in the encoder of a Transformer or `Translator`, by itself or in a sentence.
 
-    It may be several, as the sentence has them, or the beginning of a word, such as one without a particle: then the
-    tokens that write it may write some of the rest too. Of several places the first is taken. A `ValueError` says if
-    the word is empty, not in the sentence or of no token, the model is recurrent or exported, or its tokenizer no fast
-    one.
+    `word` may be several words, or a beginning, such as a word without its particle; its tokens may then include
+    letters of
+    the rest. The first occurrence counts. A word that is empty or missing, a recurrent or exported model, and a
+    tokenizer that is
+    not a fast one are `ValueError`s.
     """
     model = plain_model(model)
     if model.config.model_type == "heed_rnn":
@@ -79,7 +75,7 @@ def word_states(
     head = tokenizers.head(target_language)
     encoded = tokenizers.source(sentence, return_offsets_mapping=True, verbose=False)
     ids = [*head, *encoded["input_ids"]]
-    spans = enumerate(encoded["offset_mapping"], start=len(head))  # of control tokens they are empty
+    spans = enumerate(encoded["offset_mapping"], start=len(head))  # empty for control tokens
     places = [place for place, (begin, end) in spans if begin < found.end() and end > found.start()]
     if not places:
         raise ValueError(f"`word` must have a token, but is {word!r} instead, which the tokenizer leaves out.")
@@ -95,10 +91,9 @@ def word_states(
 def neighbourhoods(
     model: Any, tokenizers: TokenizerPair, words: Sequence[WordStates], count: int = 5
 ) -> list[list[Neighbourhood]]:
-    """Find the tokens whose embeddings have the largest cosine with each word's vectors, `count` for each vector.
+    """Return the `count` tokens with the largest cosine to each vector of each word.
 
-    Left out are control tokens, bytes that are no character, the word itself, and a text that came already, such as
-    the same word without a space before it.
+    Without control tokens, broken characters, the word itself, and repeated texts (the same without a space).
     """
     tokenizer = tokenizers.source
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
@@ -122,7 +117,7 @@ def neighbourhoods(
 
 
 def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
-    """Project vectors (n, width) by principal component analysis; the largest part of a direction is positive."""
+    """Project vectors (n, width) on two principal components, each with its largest part positive."""
     centred = vectors - vectors.mean(dim=0)
     directions = torch.linalg.svd(centred.double(), full_matrices=False).Vh[:2]  # (2, width)
     signs = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True)).sign()
@@ -130,7 +125,7 @@ def plane(vectors: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Neighbourhood]], path: Path) -> None:
-    """Draw words among their neighbours, all in one plane, a panel for the embedding and for each layer."""
+    """Draw words and their neighbours in one plane, with a panel for the embedding and for each layer."""
     names = layer_names(len(words[0].vectors))
     shown = {
         (layer, word.word): [
@@ -147,7 +142,7 @@ def draw_neighbourhoods(words: Sequence[WordStates], found: Sequence[Sequence[Ne
     panels: list[dict[str, Any]] = [{} for _ in names]
     for (layer, word), some in shown.items():
         panels[layer][word] = list(islice(points, len(some)))
-    # With room for a label to the right of the last point.
+    # The right margin has room for labels.
     ends = {"xlim": (min(xs) - 0.1, max(xs) + 0.3), "ylim": (min(ys) - 0.1, max(ys) + 0.1)}
     drawn = [labelled_points(one, name, style["family"], **ends) for one, name in zip(panels, names, strict=True)]
     save_figure(drawn, path)

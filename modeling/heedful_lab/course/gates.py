@@ -1,4 +1,4 @@
-"""How far the gates of recurrent cells open at each token."""
+"""The gates of recurrent cells at each token."""
 
 import inspect
 from collections.abc import Sequence
@@ -16,16 +16,14 @@ from heedful.decoding.search_settings import device_of
 def record_gates(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int] = ()
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return how far the gates of a recurrent model's cells open at each token of a source, and of a target.
+    """Return a recurrent model's gates at each token of source and target, `(length, hidden_size)` in float32.
 
-    The model computes in evaluation mode, on its own road: what is recorded is what its states were made of. Without
-    `fed_ids`, which the decoder reads, the start token first, only the encoder runs. Cells without gates are a
-    `ValueError`.
-
-    By the name of a cell, such as `encoder.layers.0.first_cell` or `decoder.layers.0`, the result has its gates by
-    their names: `forget`, `input` and `output` of an LSTM, `reset` and `update` of a GRU, from 0, closed, to 1, open,
-    and the `candidate` of both, from -1 to 1; each `(length, hidden_size)` in float32 on the CPU, in the order of the
-    tokens, also where a cell reads them from their end. A bidirectional layer has two cells of half the width.
+    The result maps cells (`encoder.layers.0.first_cell`, `decoder.layers.0`) to gates: `forget`, `input` and `output`,
+    or
+    `reset` and `update`, from 0 (closed) to 1 (open), and the `candidate`, from -1 to 1. Tensors are on the CPU. A
+    bidirectional layer has two cells of half the width. Without `fed_ids`, the decoder's inputs from the start token
+    on,
+    only the encoder runs. Cells without gates are a `ValueError`.
     """
     cell = getattr(model.config, "cell", "none")
     if cell not in ("lstm", "gru"):
@@ -52,13 +50,13 @@ def record_gates(
 def _keep_gates(
     kept: list[dict[str, torch.Tensor]], cell: LSTMCell | GRUCell, given: Any, named: dict[str, Any], result: Any
 ) -> None:
-    """Compute the gates of a cell's call, of one token or of all, from what it was given."""
+    """Compute the gates in one call of the cell, for one token or all."""
     bound = inspect.signature(cell.forward).bind(*given, **named)
     bound.apply_defaults()
     inputs, is_reversed = bound.arguments["inputs"], bound.arguments["is_reversed"]
     before = (bound.arguments["state"] or no_state(cell, inputs))[0]
-    if inputs.dim() > 2:  # the state before a token is the one behind what was read before it
+    if inputs.dim() > 2:  # the state before a token is the previous output
         outputs, first = result[0], before[:, None]
         before = torch.cat([outputs[:, 1:], first] if is_reversed else [first, outputs[:, :-1]], dim=1)
     gates = cell.gates(cell.read(inputs), before)
-    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # of one sequence: (length, hidden)
+    kept.append({name: gate.flatten(0, -2) for name, gate in gates.items()})  # one sequence: (length, hidden)

@@ -1,4 +1,4 @@
-"""Attention in numbers: how widely heads look, and one head step by step (equation 1)."""
+"""Attention in numbers: the entropy of heads, and equation 1 step by step."""
 
 import math
 import unicodedata
@@ -11,7 +11,7 @@ from heedful.attention.measures import Entropy
 
 
 def entropy_lines(entropy: Entropy) -> Iterator[str]:
-    """Write entropies as a table: a row for each layer, a column for each head."""
+    """Yield a table of entropies in lines: a row for each layer, a column for each head."""
     yield f"{'nats (share of log n)':<23}" + _cells(f"head {head}" for head in range(entropy.nats.shape[1]))
     for layer, rows in enumerate(zip(entropy.nats, entropy.share, strict=True)):
         yield f"layer {layer:<17}" + _cells(f"{nats:.2f} ({share:4.0%})" for nats, share in zip(*rows, strict=True))
@@ -22,7 +22,7 @@ def _cells(texts: Iterable[str]) -> str:
 
 
 def steps_lines(steps: AttentionSteps) -> Iterator[str]:
-    """Write equation 1 with its numbers and shapes, rows and columns labelled by their tokens."""
+    """Yield equation 1 with its numbers and shapes, rows and columns labelled by tokens."""
     rows, columns, weights = steps.attention.target_tokens, steps.attention.source_tokens, steps.attention.weights
     d_k, shape = steps.key.shape[1], weights.shape
     yield f"Q {steps.query.shape}: a query for each row; K {steps.key.shape} and V {steps.value.shape}: columns"
@@ -38,7 +38,7 @@ def steps_lines(steps: AttentionSteps) -> Iterator[str]:
 
 
 def _table(rows: Sequence[str], columns: Sequence[str], numbers: np.ndarray, digits: int) -> Iterator[str]:
-    """Yield the lines of a table, in which Korean and Chinese letters are two places wide, as in a terminal."""
+    """Yield a table in lines. Korean and Chinese letters count as two columns, as in a terminal."""
     cells = [[f"{one:.{digits}f}".replace("-inf", "−∞") for one in row] for row in numbers]
     lines = [["", *columns], *([label, *row] for label, row in zip(rows, cells, strict=True))]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]

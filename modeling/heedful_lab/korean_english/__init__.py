@@ -1,1 +1,1 @@
-"""The built-in corpus: Korean-English sentence pairs that a small grammar makes, without a download."""
+"""The built-in corpus: Korean-English sentence pairs from a small grammar, without a download."""

@@ -1,7 +1,7 @@
-"""Korean particles and conjugation by rule, from the dictionary form, on the letters inside Hangul syllables.
+"""Korean particles and conjugation by rule, from the dictionary form.
 
-A Hangul syllable is one character made of an initial consonant, a vowel and an optional final consonant (받침);
-Unicode orders all 11,172 of them by exactly these three, so that arithmetic takes them apart and puts them together.
+Unicode orders all 11,172 Hangul syllables by initial consonant, vowel and final consonant (받침), so arithmetic
+takes them apart.
 """
 
 from functools import cache
@@ -12,7 +12,7 @@ VOWELS = "ㅏㅐㅑㅒㅓㅔㅕㅖㅗㅘㅙㅚㅛㅜㅝㅞㅟㅠㅡㅢㅣ"
 FINALS = ["", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"]
 BRIGHT_VOWELS = "ㅏㅑㅗ"
 
-# What a stem ends in says its class, but not whether it is irregular: these are the common exceptions.
+# A stem's end gives its class, but not whether it is irregular: these are the common exceptions.
 REGULAR: dict[str, tuple[str, ...]] = {
     "하": (),
     "르": ("따르", "치르", "들르"),
@@ -20,15 +20,15 @@ REGULAR: dict[str, tuple[str, ...]] = {
     "ㅎ": ("좋", "넣", "놓", "쌓", "낳", "찧", "땋"),
 }
 IRREGULAR = {"ㄷ": ("듣", "걷", "묻", "싣", "깨닫"), "ㅅ": ("짓", "붓", "낫", "잇", "긋", "젓")}
-ROUND_B = ("돕", "곱")  # the two whose ㅂ becomes 오, not 우, before 아
+ROUND_B = ("돕", "곱")  # their ㅂ becomes 오, not 우, before 아
 
-BEFORE_VOWEL = {"ㅂ": "", "ㄷ": "ㄹ", "ㅅ": ""}  # what an irregular final consonant becomes
-# Vowels that contract with the 어 or 아 that follows them, and what comes out.
+BEFORE_VOWEL = {"ㅂ": "", "ㄷ": "ㄹ", "ㅅ": ""}  # changes of irregular final consonants
+# Vowels that contract with a following 어 or 아, and the results.
 CONTRACTIONS = dict(zip("ㅏㅓㅐㅔㅕㅗㅜㅣㅚㅡ", "ㅏㅓㅐㅔㅕㅘㅝㅕㅙㅓ", strict=True))
 
 
 def split_syllable(syllable: str) -> tuple[int, str, str]:
-    """Return the number of the initial consonant, the vowel, and the final consonant, "" where there is none."""
+    """Return the initial consonant's number, the vowel, and the final consonant or ""."""
     if len(syllable) != 1 or not FIRST_SYLLABLE <= ord(syllable) <= LAST_SYLLABLE:
         raise ValueError(f"`syllable` must be one Hangul syllable, but is {syllable!r} instead.")
     initial, rest = divmod(ord(syllable) - FIRST_SYLLABLE, len(VOWELS) * len(FINALS))
@@ -37,17 +37,17 @@ def split_syllable(syllable: str) -> tuple[int, str, str]:
 
 
 def join_syllable(initial: int, vowel: str, final: str = "") -> str:
-    """Put a Hangul syllable together: the inverse of `split_syllable`."""
+    """Join a Hangul syllable: the inverse of `split_syllable`."""
     return chr(FIRST_SYLLABLE + (initial * len(VOWELS) + VOWELS.index(vowel)) * len(FINALS) + FINALS.index(final))
 
 
 def final_consonant(word: str) -> str:
-    """Return the final consonant of a word's last syllable, or ""."""
+    """Return the final consonant of the last syllable, or ""."""
     return split_syllable(word[-1])[2]
 
 
 def with_final(word: str, final: str) -> str:
-    """Return a word whose last syllable ends in `final` in place of what it ended in."""
+    """Return a word with another final consonant in its last syllable."""
     initial, vowel, _ = split_syllable(word[-1])
     return word[:-1] + join_syllable(initial, vowel, final)
 
@@ -64,21 +64,21 @@ PARTICLES = {
 
 
 def attach(word: str, particle: str) -> str:
-    """Attach one of `PARTICLES` in the form that the noun's last syllable asks for, or Korean text such as 에서."""
+    """Attach one of `PARTICLES` in the form for the noun's last syllable, or Korean text such as 에서."""
     after_consonant, after_vowel = PARTICLES[particle] if particle.isascii() else (particle, particle)
     open_finals = ("", "ㄹ") if particle == "toward" else ("",)
     return word + (after_vowel if final_consonant(word) in open_finals else after_consonant)
 
 
 def stem(dictionary_form: str) -> str:
-    """Return a verb's or adjective's stem: what comes before 다."""
+    """Return a verb's or adjective's stem: the part before 다."""
     if len(dictionary_form) < 2 or not dictionary_form.endswith("다"):
         raise ValueError(f"`dictionary_form` must end in 다, but is {dictionary_form!r} instead.")
     return dictionary_form[:-1]
 
 
 def irregularity(stem_: str) -> str:
-    """Return the class of a stem: "하", "르", the final consonant (ㅂ, ㄷ, ㅅ, ㅎ) that changes, or "" if regular."""
+    """Return a stem's irregular class (하, 르, or the changing consonant ㅂ, ㄷ, ㅅ, ㅎ), or "" if regular."""
     kind = stem_[-1] if stem_.endswith(("하", "르")) else final_consonant(stem_)
     if kind in REGULAR:
         return "" if stem_.endswith(REGULAR[kind]) else kind
@@ -87,7 +87,7 @@ def irregularity(stem_: str) -> str:
 
 @cache
 def infinitive(dictionary_form: str) -> str:
-    """Return the form in 아 or 어 (먹어, 가, 해, 도와, 빨개), to which 요 and the past's ㅆ are added."""
+    """Return the form in 아 or 어 (먹어, 가, 해, 도와, 빨개), the base of 요 and of the past's ㅆ."""
     root = stem(dictionary_form)
     kind = irregularity(root)
     initial, vowel, final = split_syllable(root[-1])
@@ -116,7 +116,7 @@ def past_stem(dictionary_form: str) -> str:
 
 
 def _with_eu_ending(dictionary_form: str, final: str) -> str:
-    """Add an ending that is ㄴ or ㄹ after a vowel, and 은 or 을 after a consonant."""
+    """Add an ending: ㄴ or ㄹ after a vowel, 은 or 을 after a consonant."""
     root = stem(dictionary_form)
     kind = irregularity(root)
     if final_consonant(root) in ("", "ㄹ") or kind == "ㅎ":
@@ -126,7 +126,7 @@ def _with_eu_ending(dictionary_form: str, final: str) -> str:
 
 
 def prospective(dictionary_form: str) -> str:
-    """Return the form in (으)ㄹ of the future and of "can": 먹을, 갈, 만들, 들을, 도울."""
+    """Return the form in (으)ㄹ for the future and "can": 먹을, 갈, 만들, 들을, 도울."""
     return _with_eu_ending(dictionary_form, "ㄹ")
 
 
@@ -137,7 +137,7 @@ def attributive(dictionary_form: str) -> str:
 
 
 def plain_present(dictionary_form: str) -> str:
-    """Return a verb's plain present: 먹는다, 간다, 만든다; an adjective's is its dictionary form."""
+    """Return a verb's plain present: 먹는다, 간다, 만든다. Adjectives use the dictionary form."""
     root = stem(dictionary_form)
     return with_final(root, "ㄴ") + "다" if final_consonant(root) in ("", "ㄹ") else root + "는다"
 

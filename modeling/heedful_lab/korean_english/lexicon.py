@@ -1,4 +1,4 @@
-"""The words of the built-in corpus, as `lexicon.tsv` lists them, and English plurals and verb forms by rule."""
+"""The words of the built-in corpus (`lexicon.tsv`), and English plurals and verb forms by rule."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Noun:
     detail: str  # its counter, or a place's English preposition
 
     def is_any(self, *classes: str) -> bool:
-        """Tell whether it belongs to one of the classes."""
+        """Return True if the noun belongs to one of the classes."""
         return not self.classes.isdisjoint(classes)
 
 
@@ -32,14 +32,14 @@ class Verb:
     korean: str
     english: str
     past: str
-    objects: tuple[str, ...]  # the classes of nouns that it may have
-    combines: dict[str, tuple[str, ...]]  # the classes of nouns for by, at, to, toward, with
+    objects: tuple[str, ...]  # noun classes of its objects
+    combines: dict[str, tuple[str, ...]]  # noun classes for by, at, to, toward, with
     flags: frozenset[str]  # give, manner, simple
 
 
 @dataclass(frozen=True, slots=True)
 class Adjective:
-    """An adjective of the lexicon and the classes of nouns it describes."""
+    """An adjective of the lexicon and the noun classes it describes."""
 
     korean: str
     english: str
@@ -48,7 +48,7 @@ class Adjective:
 
 
 def read_cells(path: Path) -> Iterator[list[str]]:
-    """Read a file of tab-separated cells, in which "-" is an empty cell and a line with # a comment."""
+    """Yield a file's tab-separated cells; "-" is an empty cell, and lines with # are comments."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             yield ["" if cell == "-" else cell for cell in line.split("\t")]
@@ -56,7 +56,7 @@ def read_cells(path: Path) -> Iterator[list[str]]:
 
 @cache
 def lexicon() -> tuple[tuple[Noun, ...], tuple[Verb, ...], tuple[Adjective, ...]]:
-    """Read the words that have classes: nouns, verbs, adjectives."""
+    """Return the words that have classes: nouns, verbs, adjectives."""
     nouns, verbs, adjectives = [], [], []
     for kind, korean, english, irregular, classes, detail in read_cells(LEXICON):
         if kind == "noun":
@@ -74,12 +74,12 @@ def lexicon() -> tuple[tuple[Noun, ...], tuple[Verb, ...], tuple[Adjective, ...]
 
 @cache
 def words_of_kind(kind: str) -> tuple[tuple[str, str], ...]:
-    """Return (Korean, English) of every word of a kind: "number", "position", "past" (yesterday), …."""
+    """Return (Korean, English) of each word of one kind: "number", "position", "past" (yesterday), …."""
     return tuple((korean, english) for own, korean, english, *_ in read_cells(LEXICON) if own == kind)
 
 
 def nouns_of(*classes: str) -> list[Noun]:
-    """Return the nouns that belong to at least one of the classes, each once."""
+    """Return the nouns of at least one of the classes, each once."""
     return [noun for noun in lexicon()[0] if noun.is_any(*classes)]
 
 
@@ -90,7 +90,7 @@ def adjectives_of(noun: Noun) -> tuple[Adjective, ...]:
 
 
 def add_s(word: str) -> str:
-    """Add the s of a plural or of the third person: boxes, parties, goes, plays."""
+    """Add the s of the plural or third person: boxes, parties, goes, plays."""
     if word == "have":
         return "has"
     if word.endswith(HISSING) or word == "go":
@@ -99,7 +99,7 @@ def add_s(word: str) -> str:
 
 
 def add_ed(word: str) -> str:
-    """Form a regular past: opened, washed, hugged, studied, liked."""
+    """Form the regular past: opened, washed, hugged, studied, liked."""
     if word.endswith("e"):
         return word + "d"
     return word[:-1] + "ied" if _ends_in_consonant_and_y(word) else _doubled(word) + "ed"
@@ -111,7 +111,7 @@ def add_ing(word: str) -> str:
 
 
 def inflect_first(phrase: str, inflect: Callable[[str], str]) -> str:
-    """Inflect the first word of a verb of several words: turn on, turns on."""
+    """Inflect a verb's first word: turn on, turns on."""
     first, space, rest = phrase.partition(" ")
     return inflect(first) + space + rest
 
@@ -121,7 +121,7 @@ def _ends_in_consonant_and_y(word: str) -> bool:
 
 
 def _doubled(word: str) -> str:
-    """Double the last consonant of one syllable that ends in one vowel letter and one consonant."""
+    """Double the last consonant if a one-syllable word ends in one vowel and one consonant."""
     vowels = [letter in "aeiou" for letter in word]
     doubles = sum(vowels) == 1 and len(word) > 2 and vowels[-2] and word[-1] in CONSONANTS and word[-1] not in "wx"
     return word + word[-1] * doubles

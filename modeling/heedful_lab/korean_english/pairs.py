@@ -1,13 +1,11 @@
-"""The pairs of the built-in corpus: sentences drawn from the patterns, and the split that each belongs to.
+"""The pairs of the built-in corpus: sentences drawn from the patterns, and their split.
 
-Korean determines English: the same Korean sentence always has the same English sentence, and an English sentence has
-one Korean sentence in the plain style and at most one in the polite style. So exact match against the one reference is
-a fair measure.
+Korean determines English. An English sentence has one Korean sentence in the plain style and at most one in the polite
+style, so exact match against the single reference is fair.
 
-The splits never share a sentence, in either language: a hash of the English sentence says which of "train" (80 %),
-"validation" (10 %) and "test" (10 %) it is in, together with all its Korean styles. "compositional" asks for more than
-unseen sentences: each of its sentences has a noun and a verb, or a noun and an adjective, that occur together in no
-other split, though each of the two words is frequent there.
+No two splits share a sentence in either language: a hash of the English sentence chooses "train" (80 %), "validation"
+(10 %) or "test" (10 %) for all its Korean styles. Each sentence of "compositional" has a noun with a verb or
+adjective that occur together in no other split, although both are frequent there.
 """
 
 import hashlib
@@ -21,7 +19,7 @@ from heedful_lab.korean_english.patterns import Pattern, patterns
 from heedful_lab.korean_english.phrases import PRONOUN_LEMMAS
 
 BUILTIN_SPLITS = ("train", "validation", "test", "compositional")
-# Well below what a split has, so that drawing new sentences stays fast up to the last one.
+# Well below the splits' sizes, so new sentences are found fast.
 LARGEST_COUNTS = {"train": 5_000_000, "validation": 500_000, "test": 500_000, "compositional": 500_000}
 HELD_OUT_SHARE = 20  # one combination in twenty
 
@@ -32,15 +30,12 @@ def _hash(text: str) -> int:
 
 @cache
 def is_held_out(noun: str, other: str) -> bool:
-    """Tell whether a noun and a verb or adjective (Korean dictionary forms) occur together only in "compositional".
-
-    Pronouns are never held out, nor is anything with a predicate that has no word of its own (의사다).
-    """
+    """Return True if a noun (no pronoun) and a verb or adjective occur together only in "compositional"."""
     return other != "" and noun not in PRONOUN_LEMMAS and _hash(f"{noun} {other}") % HELD_OUT_SHARE == 0
 
 
 def _draw(pattern: Pattern, random: Callable[[], float]) -> list[Any] | None:
-    """Draw one leaf for every slot, and a style; None if a noun occurs twice (the boy met the boy)."""
+    """Draw a leaf for each slot, and a style; None if a noun occurs twice (the boy met the boy)."""
     rows = pattern.rows
     choices = []
     for tree in rows[int(random() * len(rows))]:
@@ -53,7 +48,7 @@ def _draw(pattern: Pattern, random: Callable[[], float]) -> list[Any] | None:
 
 
 def combinations_of(choices: list[Any]) -> list[tuple[str, str]]:
-    """Return every (noun, verb) of a sentence, and the (noun, adjective) inside its phrases."""
+    """Return each (noun, verb) in a sentence, and each (noun, adjective) of its phrases."""
     lemma = choices[-2].lemma
     found = [(noun, lemma) for leaf in choices[:-1] for noun in leaf.nouns]
     found += [leaf.described[::-1] for leaf in choices[:-1] if leaf.described]
@@ -81,7 +76,7 @@ def _split(english_hash: int, choices: list[Any]) -> str:
 
 
 def _sentences(random: Callable[[], float]) -> Iterator[tuple[Pattern, list[Any]]]:
-    """Draw sentences without end: a pattern by its weight, then its words."""
+    """Yield random sentences without end: a pattern by its weight, then its words."""
     weighted = [pattern for pattern in patterns() for _ in range(pattern.weight)]
     while True:
         pattern = weighted[int(random() * len(weighted))]
@@ -90,10 +85,9 @@ def _sentences(random: Callable[[], float]) -> Iterator[tuple[Pattern, list[Any]
 
 
 def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Return an iterator over distinct `{"ko": …, "en": …}`, after a check of the arguments.
+    """Return an iterator over distinct `{"ko": …, "en": …}`.
 
-    A larger count begins with the pairs of a smaller one. Another seed draws other pairs of the same split; the splits
-    themselves never change.
+    A larger count begins with the pairs of a smaller one. Another seed draws other pairs of the same split.
     """
     if split not in BUILTIN_SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(BUILTIN_SPLITS)}, but is {split!r} instead.")
@@ -108,7 +102,7 @@ def _pairs(split: str, count: int, seed: int) -> Iterator[dict[str, str]]:
     for pattern, choices in _sentences(Random(f"{seed} {split}").random):
         english = _english(pattern, choices)
         english_hash = _hash(english)
-        # English and the style determine Korean, so these two are the pair.
+        # English and the style determine Korean.
         key = (english_hash, choices[-1])
         if _split(english_hash, choices) == split and key not in seen:
             seen.add(key)

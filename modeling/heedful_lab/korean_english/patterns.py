@@ -1,7 +1,7 @@
-"""The sentence patterns of the built-in corpus: which phrases combine, and their order in both languages.
+"""The sentence patterns of the built-in corpus: phrases that combine, and their order in both languages.
 
-`patterns.tsv` lists them. A pattern has a *row* for every verb (or adjective, or location) that fits: one tree of
-phrases for every slot of the sentence. `FILLINGS` says what fills a slot beside a verb, `ROWS` makes all other rows.
+`patterns.tsv` lists them. A pattern has a *row* for each verb, adjective or location that fits: a tree of phrases for
+each slot. `FILLINGS` fills the slots of verbs, `ROWS` makes all other rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,29 +21,29 @@ SlotTrees = dict[str, Tree]
 
 
 def adverbs(kind: str) -> Tree:
-    """Return the adverbs of a kind, such as "manner" or the tense that they name, as leaves."""
+    """Return the adverbs of one kind, such as "manner" or a tense, as leaves."""
     return tuple(Phrase((korean, korean), english) for korean, english in words_of_kind(kind))
 
 
 @dataclass(frozen=True)
 class Clause:
-    """What a row about a verb is made for: the verb, its form, and the tense where an adverb of time names it."""
+    """The verb of a row, its form, and the tense if an adverb of time names it."""
 
     verb: Verb
     form: str = "statement"
     tense: str = ""
 
     def subjects(self) -> Tree:
-        """Return the verb's subjects; a noun has 이 or 가 after an adverb of time, else 은 or 는."""
+        """Return the verb's subjects, with 이 or 가 after an adverb of time, otherwise 은 or 는."""
         by, particle = self.verb.combines["by"], "subject" if self.tense else "topic"
         return subjects(by, particle, asked=self.form == "question")
 
     def predicates(self, tenses: tuple[str, ...] = TENSES) -> Tree:
-        """Return the verb's predicates in the tense of the clause, or else in all of `tenses`."""
+        """Return the verb's predicates in the clause's tense, or otherwise in `tenses`."""
         return predicates.predicates(self.verb.korean, self.form, (self.tense,) if self.tense else tenses)
 
     def predicates_of_who(self) -> Tree:
-        """Return predicates that are questions in Korean and, after "who", statements in English."""
+        """Return predicates that are questions in Korean, and statements after "who" in English."""
         return tuple(
             replace(leaf, korean=korean_forms(self.verb.korean, tense, "question"))
             for tense in TENSES
@@ -51,7 +51,7 @@ class Clause:
         )
 
     def destinations(self) -> Tree:
-        """Return the verb's destinations with 에, or with 으로 where the verb asks for it."""
+        """Return the verb's destinations with 에 or 으로."""
         role, particle = ("toward", "toward") if "toward" in self.verb.combines else ("to", "에")
         return bare(self.verb.combines[role], particle, "to the {}")
 
@@ -65,7 +65,7 @@ FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "object": lambda clause: phrases.objects(clause.verb.objects),
     "object=counted": lambda clause: counted(clause.verb.objects, "object"),
     "asked=what": lambda clause: (Phrase(("무엇을", "무엇을"), "what"),),
-    # Where, when and why; but only why, the last, of a verb that has no place.
+    # Where, when and why; only why, the last, for a verb without a place.
     "asked=when": lambda clause: adverbs("question word")[0 if "at" in clause.verb.combines else -1 :],
     "predicate": Clause.predicates,
     "predicate=simple": lambda clause: clause.predicates(predicates.SIMPLE_TENSES),
@@ -82,7 +82,7 @@ FILLINGS: dict[str, Callable[[Clause], Tree]] = {
     "time": lambda clause: adverbs(clause.tense),
 }
 
-# What else than a role or a flag of the lexicon (at, with, give, …) may be a condition on a verb.
+# Conditions on verbs besides roles and flags of the lexicon (at, with, give, …).
 CONDITIONS: dict[str, Callable[[Verb], bool]] = {
     "transitive": lambda verb: bool(verb.objects),
     "intransitive": lambda verb: not verb.objects,
@@ -94,7 +94,7 @@ CONDITIONS: dict[str, Callable[[Verb], bool]] = {
 
 
 def verbs(*conditions: str) -> list[Verb]:
-    """Return the verbs that meet all conditions; a verb that has a recipient only if "give" is one of them."""
+    """Return the verbs that meet all conditions; verbs with a recipient only with "give"."""
 
     def meets(verb: Verb, condition: str) -> bool:
         special = CONDITIONS.get(condition)
@@ -109,21 +109,21 @@ def verbs(*conditions: str) -> list[Verb]:
 
 
 def _verb_rows(conditions: Sequence[str], forms: Sequence[str], slots: Sequence[str]) -> Iterator[SlotTrees]:
-    """Make the rows of every verb that meets the conditions, in every form, or for every time if that is "timed"."""
+    """Yield the rows of each verb that meets the conditions, in each form, or for each time if "timed"."""
     for verb in verbs(*conditions):
         clauses = [Clause(verb, form) for form in forms]
         if "timed" in forms:
             clauses = [Clause(verb, tense=tense) for tense in TIMED_TENSES]
         for clause in clauses:
             row = {slot.partition("=")[0]: FILLINGS[slot](clause) for slot in slots}
-            if all(row.values()):  # some verbs have no object that can be counted, or not every tense
+            if all(row.values()):  # some verbs lack countable objects or a tense
                 yield row
             if clause.form == "question" and "subject" in slots and "person" in verb.combines["by"]:
                 yield row | {"subject": (phrases.YOU,), "style": (phrases.PLAIN,)}  # 너 is not polite
 
 
 def coordinated_objects(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Join two objects of the same class; a noun of two classes is joined within the first of them only."""
+    """Join two objects of one class; a noun with two classes counts for the first only."""
     for verb in verbs("transitive"):
         used: set[str] = set()
         for kind in verb.objects:
@@ -139,7 +139,7 @@ def coordinated_objects(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def adjectives(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say of a noun what it is like."""
+    """Yield rows that describe a noun with an adjective."""
     (form,) = forms
     for adjective in lexicon()[2]:
         yield {
@@ -149,7 +149,7 @@ def adjectives(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def states(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say when somebody is in a state that may change from day to day."""
+    """Yield rows about a person's state at a time."""
     for adjective in lexicon()[2]:
         if adjective.is_state:
             for tense, form in (("past", "statement"), ("future", "statement"), ("past", "negative")):
@@ -161,7 +161,7 @@ def states(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def jobs(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say what an adult or a relation is by profession."""
+    """Yield rows about the professions of adults and relations."""
     nouns = nouns_of("adult", "relation")
     people = (phrases.noun_phrases(noun, plural=True, described=False) for noun in nouns)
     adults = phrases.pronouns() + tuple(with_particle(tree, "topic") for tree in people)
@@ -176,7 +176,7 @@ def jobs(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def belongings(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say whose something is."""
+    """Yield rows about the owners of things."""
     things = nouns_of("item", "volume", "toy", "garment", "wearable", "vehicle", "device", "furniture", "dish")
     for korean, english in (("이것은", "this"), ("그것은", "that")):
         for form in forms:
@@ -192,7 +192,7 @@ def belongings(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def _locations() -> list[tuple[Tree, tuple[str, ...]]]:
-    """Return locations with 에, and the classes of what is found there."""
+    """Return locations with 에, and the classes of things found there."""
     positions = words_of_kind("position")
     surfaces = tuple(
         tuple(phrases.noun_words(noun, f"{noun.korean} {ko}에", f"{en} the {noun.english}") for ko, en in positions)
@@ -210,7 +210,7 @@ def _locations() -> list[tuple[Tree, tuple[str, ...]]]:
 
 
 def _there_is(tense: str, form: str) -> Predicate:
-    """Make "there is": 있다, and 없다 as the negative ("there is no")."""
+    """Make "there is" with 있다, and "there is no" with 없다."""
     dictionary_form = "없다" if form == "negative" else "있다"
     korean = korean_forms(dictionary_form, tense, "question" if form == "question" else "statement", adjective=True)
     if form == "question":
@@ -221,7 +221,7 @@ def _there_is(tense: str, form: str) -> Predicate:
 
 
 def existing(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say how many of what there are somewhere, or that there is none."""
+    """Yield rows about the number of things somewhere, or that there are none."""
     (form,) = forms
     for location, classes in _locations():
         yield {
@@ -232,7 +232,7 @@ def existing(forms: Sequence[str]) -> Iterator[SlotTrees]:
 
 
 def possessions(forms: Sequence[str]) -> Iterator[SlotTrees]:
-    """Say how many of what somebody has."""
+    """Yield rows about the number of things that somebody has."""
     have = Verb("가지다", "have", "had", (), {}, frozenset())
     owned = ("volume", "item", "toy", "device", "vehicle", "garment", "wearable", "stationery", "pet", "tool", "dish")
     things = counted((*owned, "glassware", "present", "collectible", "mail", "sheet", "cloth", "rail"), "object")
@@ -251,20 +251,20 @@ ROWS: dict[str, Callable[[Sequence[str]], Iterator[SlotTrees]]] = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A sentence pattern: what combines, and in which order each language says it."""
+    """A sentence pattern: its slots, and their order in each language."""
 
     name: str
     weight: int
     korean: tuple[str, ...]
     english: tuple[str, ...]
     punctuation: str
-    rows: tuple[tuple[Tree, ...], ...]  # in each a tree for every Korean slot, and at last the styles that it has
+    rows: tuple[tuple[Tree, ...], ...]  # a tree for each Korean slot, then the row's styles
     example: str
 
 
 @cache
 def patterns() -> tuple[Pattern, ...]:
-    """Build every pattern of the table."""
+    """Return all patterns of the table."""
     built = []
     for name, weight, kind, forms, korean, english, example in read_cells(TABLE):
         kind, *conditions = kind.split()

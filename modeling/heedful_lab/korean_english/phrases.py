@@ -1,9 +1,8 @@
-"""The noun phrases of the built-in corpus, with their particles, and the nouns that stand alone in a frame.
+"""The noun phrases of the built-in corpus, with their particles.
 
-What may stand in a slot of a sentence is a *tree* of choices: a nested tuple whose leaves are of the classes `Phrase`
-and `Predicate`. A sentence is drawn by walking down at random, one child at every level. So the shape of a tree, not
-the number of its leaves, says how often something occurs: a noun with many adjectives is no more frequent than one
-with few.
+The choices for a slot are a *tree*: nested tuples with leaves `Phrase` and `Predicate`. Drawing takes one child at
+each
+level, so a noun with many adjectives is no more frequent than a noun with few.
 """
 
 from dataclasses import dataclass, replace
@@ -16,34 +15,34 @@ from heedful_lab.korean_english.lexicon import Noun, add_s, adjectives_of, nouns
 PLAIN, POLITE = STYLES = (0, 1)
 FIRST, SINGULAR, PLURAL = 0, 1, 2  # I am, he is, they are
 
-Tree = tuple[Any, ...]  # of trees, or of leaves
+Tree = tuple[Any, ...]  # trees or leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Some words of a sentence: Korean in the plain and the polite style (나는, 저는), and English."""
+    """Words in a sentence: Korean in the plain and the polite style (나는, 저는), and English."""
 
     korean: tuple[str, str]
     english: str
     nouns: tuple[str, ...] = ()
-    described: tuple[str, str] | None = None  # an adjective inside, and the noun it describes
+    described: tuple[str, str] | None = None  # its adjective, and the noun
     number: int = SINGULAR
 
 
 def noun_words(noun: Noun, korean: str, english: str, **more: Any) -> Phrase:
-    """Return words around a noun that are the same in both styles."""
+    """Return words with a noun, the same in both styles."""
     return Phrase((korean, korean), english, (noun.korean,), **more)
 
 
 def with_particle(tree: Any, particle: str) -> Any:
-    """Attach a particle, as `attach` does, to every phrase of a tree."""
+    """Attach a particle (see `attach`) to each phrase in a tree."""
     if isinstance(tree, tuple):
         return tuple(with_particle(child, particle) for child in tree)
     plain, polite = (attach(korean, particle) for korean in tree.korean)
     return replace(tree, korean=(plain, polite))
 
 
-PRONOUNS = (  # "we" holds "I", so that no sentence says "I met us"
+PRONOUNS = (  # "we" includes "I", to exclude "I met us"
     Phrase(("나", "저"), "I", ("나",), number=FIRST),
     Phrase(("우리", "우리"), "we", ("나", "우리"), number=PLURAL),
     Phrase(("그", "그"), "he", ("그",)),
@@ -73,10 +72,7 @@ def _determined(noun: Noun, determiners: tuple[tuple[str, str], ...]) -> Tree:
 
 @cache
 def noun_phrases(noun: Noun, *, plural: bool = False, described: bool = True) -> Tree:
-    """Return a noun's phrases, without a particle: bare, determined, plural, described by an adjective.
-
-    A word for a relation (친구, 딸) always has a possessor; other people have none.
-    """
+    """Return a noun's phrases without a particle; a relation (친구, 딸) always has a possessor, other people never."""
     if noun.is_any("relation"):
         return _determined(noun, POSSESSIVES)
     has_owners = noun.is_any("pet") or not noun.is_any("person", "infant", "animal", "insect", "place", "water")
@@ -105,7 +101,7 @@ def noun_phrases(noun: Noun, *, plural: bool = False, described: bool = True) ->
 
 
 def pronouns(asked: bool = False) -> Tree:
-    """Return the pronouns as subjects, as one branch of a tree; nobody asks about "I" and "we"."""
+    """Return the pronouns as subjects, in one branch; questions leave out "I" and "we"."""
     return (tuple(with_particle(words, "topic") for words in PRONOUNS if not (asked and "나" in words.nouns)),)
 
 
@@ -113,10 +109,7 @@ def pronouns(asked: bool = False) -> Tree:
 def subjects(
     classes: tuple[str, ...], particle: str = "topic", *, asked: bool = False, described: bool = True
 ) -> Tree:
-    """Return the subjects of the classes; pronouns and relations where people are among them.
-
-    A pronoun keeps its topic particle after an adverb of time, where a noun takes 이 or 가.
-    """
+    """Return the subjects of the classes; pronouns keep the topic particle after an adverb of time."""
     people = "person" in classes
     nouns = nouns_of(*classes, *(("relation",) if people else ()))
     phrases = tuple(with_particle(noun_phrases(noun, plural=True, described=described), particle) for noun in nouns)
@@ -126,14 +119,14 @@ def subjects(
 
 @cache
 def objects(classes: tuple[str, ...]) -> Tree:
-    """Return the objects of the classes with 을 or 를; a tenth are pronouns where people are among them."""
+    """Return the objects of the classes with 을 or 를; with people, a tenth are pronouns."""
     nouns = tuple(with_particle(noun_phrases(noun), "object") for noun in nouns_of(*classes))
     return (OBJECT_PRONOUNS, *(nouns[start::9] for start in range(9))) if "relation" in classes else nouns
 
 
 @cache
 def bare(classes: tuple[str, ...], particle: str, english: str = "the {}", number: int = SINGULAR) -> Tree:
-    """Return the nouns of the classes alone, with a particle, in an English frame: "to the {}", "{detail} the {}"."""
+    """Return the nouns of the classes with a particle, in an English frame: "to the {}", "{detail} the {}"."""
     return tuple(
         noun_words(
             noun, attach(noun.korean, particle), english.format(noun.english, detail=noun.detail), number=number
@@ -143,7 +136,7 @@ def bare(classes: tuple[str, ...], particle: str, english: str = "the {}", numbe
 
 
 def places(classes: tuple[str, ...], particle: str = "에서") -> Tree:
-    """Return the places of the classes with the English preposition of each."""
+    """Return the places of the classes with their English prepositions."""
     return bare(classes, particle, "{detail} the {}")
 
 

@@ -8,15 +8,12 @@ from heedful_lab.korean_english.conjugation import attach, prospective, stem
 from heedful_lab.korean_english.lexicon import Adjective, Verb, add_ing, add_s, inflect_first, lexicon
 from heedful_lab.korean_english.phrases import Tree
 
-Forms = tuple[str, ...]  # English after "I", after "he", and after "they"
+Forms = tuple[str, ...]  # English after "I", "he" and "they"
 
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A conjugated predicate: Korean by style, English by the subject's number.
-
-    In a statement `auxiliary` is empty and `main` is complete ("does not eat"); in a question they stand apart.
-    """
+    """A predicate in Korean by style, in English by number; only questions separate `auxiliary` and `main`."""
 
     korean: tuple[str, str]
     auxiliary: Forms
@@ -31,7 +28,7 @@ SIMPLE_TENSES = ("present", "past", "future")
 
 
 def korean_forms(dictionary_form: str, tense: str, form: str, *, adjective: bool = False) -> tuple[str, str]:
-    """Return the plain and the polite form of a verb or adjective as a "statement", "negative" or "question"."""
+    """Return a verb's or adjective's plain and polite form: "statement", "negative" or "question"."""
     negative = form == "negative"
     if "progressive" in tense:  # 먹고 있다, 먹고 있지 않다
         front, word = f"{stem(dictionary_form)}고 {'있지 ' if negative else ''}", "않다" if negative else "있다"
@@ -47,7 +44,7 @@ def korean_forms(dictionary_form: str, tense: str, form: str, *, adjective: bool
     elif tense == "future":
         forms = f"{prospective(word)} {'거니' if asked else '것이다'}", f"{prospective(word)} 거예요"
     else:
-        # Like an adjective, 있다 and 없다 have their dictionary form as the plain present; so has 않다 after them.
+        # 있다, 없다 and 않다 after them use the dictionary form as plain present, like adjectives.
         statement = word if adjective or tense != "present" else conjugation.plain_present(word)
         forms = conjugation.question(word) if asked else statement, conjugation.infinitive(word) + "요"
     return front + forms[0], front + forms[1]
@@ -66,7 +63,7 @@ HELPERS = {
 
 
 def _english_forms(helpers: Forms, main: Forms, form: str) -> tuple[Forms, Forms]:
-    """Return the auxiliaries and the main verbs of a question, or of another form, which joins them."""
+    """Return auxiliaries and main verbs: separate in a question, otherwise joined."""
     if form == "question":
         return helpers, main
     negation = " not" if form == "negative" else ""
@@ -88,10 +85,10 @@ def verb_predicate(verb: Verb, tense: str, form: str, korean: tuple[str, str] | 
 
 @cache
 def predicates(korean: str, form: str = "statement", tenses: tuple[str, ...] = TENSES) -> Tree:
-    """Return a verb's predicates in those of the tenses that it has.
+    """Return a verb's predicates in `tenses`, without those that it lacks.
 
-    A verb whose English past looks like its base ("they cut", "I read") has no present statement, so that English
-    names the tense; a `simple` verb has neither progressive nor "can".
+    "Cut" and "read" have no present statement, so that English shows the tense; `simple` verbs no progressive and no
+    "can".
     """
     verb = next(verb for verb in lexicon()[1] if verb.korean == korean)
     possible = [tense for tense in tenses if tense in SIMPLE_TENSES or "simple" not in verb.flags]
@@ -101,7 +98,7 @@ def predicates(korean: str, form: str = "statement", tenses: tuple[str, ...] = T
 
 
 def be_predicate(korean: tuple[str, str], complement: Forms, tense: str, form: str, lemma: str = "") -> Predicate:
-    """Make a predicate with "be" from the Korean forms and the English complement for every number."""
+    """Make a predicate with "be" from Korean forms and the English complement of each number."""
     if tense == "future":
         complement = tuple(f"be {each}" for each in complement)
     return Predicate(korean, *_english_forms(BE.get(tense, HELPERS[tense]), complement, form), lemma)

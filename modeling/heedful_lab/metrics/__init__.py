@@ -1,1 +1,1 @@
-"""Trained metrics, which entry points `heedful.metrics` give to `heedful evaluate --metric`."""
+"""Trained metrics for `heedful evaluate --metric`, found by entry points `heedful.metrics`."""

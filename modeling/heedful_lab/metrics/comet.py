@@ -1,4 +1,4 @@
-"""COMET (Rei et al., 2020; 2022) by transformers alone: what `unbabel-comet` computes, without its older libraries."""
+"""COMET (Rei et al., 2020; 2022) with plain transformers, without the older libraries of `unbabel-comet`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +13,8 @@ from heedful.evaluation.metrics import TITLE_WIDTH
 from heedful.files import check_inside, first_line
 from heedful.training.recipe_file import read_yaml
 
-KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # whether a reference is read
-# What may be chosen in hparams.yaml, as far as published models choose it.
+KINDS = {"regression_metric": True, "referenceless_regression_metric": False}  # True if references are used
+# Supported values of hparams.yaml: those of published models.
 KNOWN: dict[str, tuple[Any, ...]] = {
     "class_identifier": tuple(KINDS),
     "pool": ("avg", "cls"),
@@ -23,22 +23,23 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "final_activation": (None,),
     "activations": tuple(name for name in torch.nn.modules.activation.__all__ if name != "MultiheadAttention"),
 }
-# What COMET takes where hparams.yaml is silent.
+# COMET's defaults.
 DEFAULTS: dict[str, Any] = {"class_identifier": None, "layer_norm": True, "activations": "Tanh", "layer": "mix"}
 ENCODER = "encoder.model."
 
 
 class Comet:
-    """A trained metric: texts are encoded by XLM-R or a relative, and a small network compares the encodings.
+    """A trained metric: XLM-R or a relative encodes the texts, and a small network compares the encodings.
 
     Args:
-        folder: As the Hub has it: `hparams.yaml` and `checkpoints/model.ckpt`. The encoder's config and tokenizer are
-            read from `encoder/` in it, else from the Hub, under the name in hparams.yaml.
-        device: As `Translator.from_pretrained` takes it.
+        folder: Folder from the Hub with `hparams.yaml` and `checkpoints/model.ckpt`. The encoder's config and
+            tokenizer
+            come from its subfolder `encoder`, otherwise from the Hub, by the name in hparams.yaml.
+        device: Device, as for `Translator.from_pretrained`.
 
     Raises:
         FileNotFoundError: If one of these files is missing.
-        ValueError: If the model is of another kind, or its weights do not fit.
+        ValueError: If the model's kind is not supported, or its weights do not fit.
     """
 
     def __init__(self, folder: str | Path, device: str | None = None):
@@ -48,10 +49,10 @@ class Comet:
                 raise FileNotFoundError(f"`comet:` must name a folder with {file}, but {place} has none.")
         try:
             self.settings = DEFAULTS | dict(read_yaml((place / "hparams.yaml").read_text(encoding="utf-8"))[0])
-            # Without the code that a checkpoint may hold besides.
+            # No code of the checkpoint is run.
             saved = torch.load(place / "checkpoints/model.ckpt", map_location="cpu", weights_only=True)["state_dict"]
-        except Exception as error:  # of YAML, of pickle, or of what is no mapping
-            raise ValueError(f"{place} must be as `unbabel-comet` saves a model: {first_line(error)}") from error
+        except Exception as error:  # from YAML, pickle, or a value that is not a mapping
+            raise ValueError(f"{place} must be a model that `unbabel-comet` saved: {first_line(error)}") from error
         for name, known in KNOWN.items():
             if (value := self.settings.get(name, known[0])) not in known:
                 must = " or ".join(map(str, known))
@@ -80,14 +81,14 @@ class Comet:
             raise ValueError(f"{held} must have the weights of hparams.yaml's model: {first_line(error)}") from error
 
     def _estimator(self) -> list[int]:
-        """Return the numbers of the estimator's matrices, in their order."""
+        """Return the numbers of the estimator's matrices in order."""
         names = (key.split(".") for key in self.weights)
         return sorted({0, *(int(name[2]) for name in names if name[:2] == ["estimator", "ff"])})
 
     def added_to(
         self, found: dict[str, Any], sources: Sequence[str], texts: Sequence[str], accepted: Sequence[Sequence[str]]
     ) -> str:
-        """Add the mean score to others, of several references with the first, and return a line that says it."""
+        """Add the mean score, against the first reference of each text, to `found`, and return its line."""
         scores = self.scores(sources, texts, [right[0] for right in accepted])
         found["comet"] = sum(scores) / len(scores)
         return f"{'COMET':<{TITLE_WIDTH}}{found['comet']:8.4f}"
@@ -96,7 +97,7 @@ class Comet:
     def scores(
         self, sources: Sequence[str], texts: Sequence[str], references: Sequence[str], batch_size: int = 16
     ) -> list[float]:
-        """Return the score of each text, in their order; a model that reads no reference leaves them out."""
+        """Return the score of each text in order; models without references ignore them."""
         order = sorted(range(len(texts)), key=lambda index: len(sources[index]) + len(texts[index]))
         found: dict[int, float] = {}
         for start in range(0, len(order), batch_size):
@@ -110,7 +111,7 @@ class Comet:
         return [found[index] for index in range(len(texts))]
 
     def _encoded(self, texts: list[str]) -> torch.Tensor:
-        """Return one vector a text: its tokens' mean, or its first token, in a mixture of all layers."""
+        """Return a vector for each text: the mean of its tokens, or its first token, from one layer or a mixture."""
         limit = self.encoder.config.max_position_embeddings - 2
         inputs = self.tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=limit)
         inputs = inputs.to(self.device)
@@ -130,7 +131,7 @@ class Comet:
         return (mixed * mask).sum(dim=1) / mask.sum(dim=1)
 
     def _estimate(self, features: torch.Tensor) -> list[float]:
-        """Return the scores (batch) of the encodings put together (batch, width)."""
+        """Return the scores (batch) of combined encodings (batch, width)."""
         activation, numbers = getattr(torch.nn, self.settings["activations"])(), self._estimator()
         for number in numbers:
             weight, bias = (self.weights[f"estimator.ff.{number}.{name}"] for name in ("weight", "bias"))

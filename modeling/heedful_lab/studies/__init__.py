@@ -1,1 +1,1 @@
-"""The paper's arguments as experiments: each study trains small models and reports what it finds."""
+"""The paper's arguments as experiments: each study trains small models and reports its findings."""

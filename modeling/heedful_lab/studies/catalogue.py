@@ -1,4 +1,4 @@
-"""Which studies there are."""
+"""The list of studies."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from heedful_lab.studies.study import Study, description_of
 
-# By sub-room the studies in it: a module and a description of each name.
+# Studies by sub-room; each has a module and a description of its name.
 ROOMS = {
     "attention": ("dilution", "scaling", "masking", "heads", "questions", "homonyms"),
     "models": ("positions", "sharing", "markov", "dependence", "ladder", "paths"),
@@ -20,7 +20,7 @@ NAMES = tuple(chain.from_iterable(ROOMS.values()))
 
 
 def find_study(name: str) -> Study:
-    """Return a study: what its module runs, and what its description says; a wrong name is a `ValueError`."""
+    """Return a study, with its module's function and its description; an unknown name is a `ValueError`."""
     if name not in NAMES:
         nearest = get_close_matches(name, NAMES, n=1, cutoff=0)[0]
         known = ", ".join(NAMES)

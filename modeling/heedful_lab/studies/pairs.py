@@ -1,4 +1,4 @@
-"""Pairs of texts that studies train and measure on: from the built-in corpus, joined, reversed, written to files."""
+"""Pairs for training and measuring: from the built-in corpus, joined, reversed, written to files."""
 
 import hashlib
 import json
@@ -15,17 +15,17 @@ TEST_PAIRS = "builtin:test:500"
 
 
 def corpus_pairs(location: str | list[str]) -> list[Pair]:
-    """Return pairs of the built-in corpus, such as of "builtin:validation:100"."""
+    """Return pairs of the built-in corpus, such as "builtin:validation:100"."""
     return [(row["source"], row["target"]) for row in read_pairs(location, "ko", "en")]
 
 
 def held_out_pairs() -> list[Pair]:
-    """Return the test pairs of all studies that measure on the built-in corpus."""
+    """Return the test pairs of the built-in corpus, for all studies."""
     return corpus_pairs(TEST_PAIRS)
 
 
 def joined_pairs(pairs: Iterable[Pair], sizes: Iterable[int]) -> list[Pair]:
-    """Join neighbouring pairs to texts of so many as `sizes` says, with blanks between; the last may have fewer."""
+    """Join neighbouring pairs, `sizes` at a time, with spaces between; the last text may have fewer."""
     rest = iter(pairs)
     parts = takewhile(bool, (list(islice(rest, size)) for size in sizes))
     return [(" ".join(source for source, _ in part), " ".join(target for _, target in part)) for part in parts]
@@ -34,7 +34,7 @@ def joined_pairs(pairs: Iterable[Pair], sizes: Iterable[int]) -> list[Pair]:
 def reversal_pairs(
     draw: Callable[[Random], Sequence[str]], count: int, seed: int, *, is_distinct: bool = False
 ) -> list[Pair]:
-    """Return sequences of symbols as `draw` draws them, none twice if `is_distinct`, and their reversal."""
+    """Return drawn sequences of symbols and their reversals, without repetition if `is_distinct`."""
     random, pairs = Random(seed), dict[str | int, Pair]()
     while len(pairs) < count:
         pair = reversed_symbols(draw(random))

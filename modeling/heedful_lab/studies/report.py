@@ -1,4 +1,4 @@
-"""What a study found, as numbers, and the one report that is made of numbers and words."""
+"""A study's results, and its report from results and descriptions."""
 
 import json
 from collections import Counter
@@ -14,23 +14,23 @@ Cell = str | int | float
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a report."""
+    """A table in a report."""
 
     name: str  # unique in the study
-    title: str  # a line above it
-    columns: Sequence[str]  # their heads
-    rows: Sequence[Sequence[Cell]]  # each has a cell for every column
-    formats: Mapping[str, str] = field(default_factory=dict)  # of a column's numbers: ".3f", ".1%", ","
+    title: str  # line above it
+    columns: Sequence[str]  # headings
+    rows: Sequence[Sequence[Cell]]  # a cell for each column
+    formats: Mapping[str, str] = field(default_factory=dict)  # by column: ".3f", ".1%", ","
 
     @classmethod
     def of(cls, name: str, title: str, header: str, rows: Iterable[Sequence[Cell]]) -> "Table":
-        """Make a table whose columns and formats are written as one line: "model | parameters :, | BLEU :.1f"."""
+        """Make a table; columns and formats are one line: "model | parameters :, | BLEU :.1f"."""
         fields = [field.partition(" :") for field in header.split(" | ")]
         formats = {head: form for head, _, form in fields if form}
         return cls(name, title, [head for head, _, _ in fields], list(rows), formats)
 
     def markdown(self) -> str:
-        """Write the table as Markdown."""
+        """Return the table as Markdown."""
         lines = [self.columns, ["---"] * len(self.columns)]
         for row in self.rows:
             cells = zip(row, (self.formats.get(column, "") for column in self.columns), strict=True)
@@ -40,23 +40,23 @@ class Table:
 
 @dataclass
 class Outcome:
-    """What a study found; the words to it are in the study's description."""
+    """A study's results; its description has the words."""
 
-    rows: Mapping[str, Iterable[Sequence[Cell]]]  # of each of its tables
-    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)  # of each of its figures
-    values: Mapping[str, Cell] = field(default_factory=dict)  # numbers in its findings that no table has, by name
-    settings: Mapping[str, Cell] = field(default_factory=dict)  # other fields of titles and captions, set, not found
+    rows: Mapping[str, Iterable[Sequence[Cell]]]  # by table
+    panels: Mapping[str, Sequence[Panel]] = field(default_factory=dict)  # by figure
+    values: Mapping[str, Cell] = field(default_factory=dict)  # further numbers for findings, by name
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # other fields of titles and captions
 
 
 def figure_file(study: str, name: str) -> str:
-    """Return the file name of a figure."""
+    """Return a figure's file name."""
     return f"{study}-{name}.svg"
 
 
 def filled_findings(results: Mapping[str, Any]) -> list[str]:
-    """Return the findings of results with their numbers put in: values by name, cells by table, row and column.
+    """Return the findings with their numbers: values by name, cells by table, row and column.
 
-    "{quality[LSTM][BLEU]:.1f}" quotes a cell. A row goes by its first cell, or by as many as no other row begins with:
+    "{quality[LSTM][BLEU]:.1f}" is a cell. A row's key is its first cells that no other row begins with:
     "{gates[LSTM, forget][mean]:.0%}".
     """
     cells = {table["name"]: _cells_by_name(table["columns"], table["rows"]) for table in results["tables"]}
@@ -73,7 +73,7 @@ def _cells_by_name(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> di
 
 
 def _key(name: str) -> str | int:
-    return int(name) if name.isdecimal() else name  # as `str.format` reads what stands in brackets
+    return int(name) if name.isdecimal() else name  # as `str.format` parses the key in brackets
 
 
 def render_report(results: Mapping[str, Any]) -> str:
@@ -140,5 +140,5 @@ def _written(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {_written(part)}" for name, part in value.items()) + "}"
     if isinstance(value, str):
-        return Path(value).name if value.endswith(".jsonl") else value  # the folder of generated pairs says nothing
+        return Path(value).name if value.endswith(".jsonl") else value  # without the folder of generated pairs
     return json.dumps(value)

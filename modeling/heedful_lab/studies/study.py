@@ -1,7 +1,6 @@
-"""What a study is, how it runs, and how its results are written: all of them, or nothing.
+"""A study: its definition, its run, and its results in a new folder.
 
-A study is a module of a sub-room with a function `run`, and a file in TOML with the module's name: its description,
-which has the words and the settings. So the module only measures:
+A study is a module with a function `run`, which measures, and a TOML file of the same name with words and settings:
 
     >>> from heedful_lab.studies.report import Outcome
     >>> from heedful_lab.studies.study import Lab, Study, results_of
@@ -38,42 +37,38 @@ NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment.
+    """An experiment; its `data` are "builtin" (sized by `builtin:train:COUNT`), a "folder", or "none" (its own)."""
 
-    Of `data`, "builtin" is the built-in corpus, of which `--data builtin:train:COUNT` sets the size; "folder" is a
-    folder with the files that `changes` names as `data.train` and so on; "none" is a study that makes its own data.
-    """
-
-    name: str  # of its module, and on the command line
+    name: str  # of its module and in the command
     question: str  # one line
-    run: Callable[["Lab"], Outcome]  # does it all
-    findings: Sequence[str] = ()  # every number is quoted from `tables`, or from `Outcome.values`
+    run: Callable[["Lab"], Outcome]
+    findings: Sequence[str] = ()  # with numbers from `tables` or `Outcome.values`
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
-    figures: Mapping[str, str] = field(default_factory=dict)  # their captions
-    changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all its trainings, by dotted key
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that the command can change: numbers, texts, lists
-    data: Data = "builtin"  # what it can use
+    figures: Mapping[str, str] = field(default_factory=dict)  # captions
+    changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all trainings, by dotted key
+    settings: Mapping[str, Any] = field(default_factory=dict)  # changeable by the command: numbers, texts, lists
+    data: Data = "builtin"
 
 
 def description_of(module_file: str | Path) -> dict[str, Any]:
-    """Read the description beside the module of a study."""
+    """Read the description next to a study's module."""
     return tomllib.loads(Path(module_file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass
 class Lab:
-    """What a study gets: its settings, and a folder to train models in."""
+    """A running study: its settings, and a folder for trained models."""
 
-    study: Study  # that runs
-    seed: int = 1  # of weights, data and everything drawn
-    updates: int | None = None  # of each training, if not those of the recipe
-    data: str | None = None  # other data than the recipe's, as `Study.data` allows
-    folder: Path = Path("runs/studies/trainings")  # keeps trainings; those of other studies may be there too
-    trainings: list[Training] = field(default_factory=list)  # so far, in order; they go into the report
-    changed: Sequence[str] = ()  # "NAME=VALUE" for each of the study's `settings` that is not as it is described
+    study: Study
+    seed: int = 1  # of weights, data and sampling
+    updates: int | None = None  # of each training, instead of the recipe's
+    data: str | None = None  # instead of the recipe's, as `Study.data` allows
+    folder: Path = Path("runs/studies/trainings")  # of trainings, shared with other studies
+    trainings: list[Training] = field(default_factory=list)  # so far, for the report
+    changed: Sequence[str] = ()  # "NAME=VALUE" for each changed setting
 
     def __post_init__(self) -> None:
-        """Check the settings, and whether the study can use the data."""
+        """Check settings and data."""
         check_at_least(0, **{"--seed": self.seed})
         check_at_least(1, **{"--updates": self.updates})
         self.settings()
@@ -91,7 +86,7 @@ class Lab:
         raise ValueError(f"`--data` must be {wanted}, but is {data or 'empty'} instead.")
 
     def settings(self) -> dict[str, Any]:
-        """Return the study's settings with those that are changed."""
+        """Return the study's settings with the changes."""
         settings = dict(self.study.settings)
         for name, _, text in (one.partition("=") for one in self.changed):
             if name not in settings:
@@ -101,12 +96,12 @@ class Lab:
         return settings
 
     def train(self, name: str, changes: Mapping[str, Any] = NO_CHANGES) -> Training:
-        """Train a model, or find it trained, with changes on top of the study's own; the report calls it `name`."""
+        """Train a model with changes to the study's recipe, or load its earlier run; `name` is for the report."""
         given: dict[str, Any] = {"seed": self.seed}
         if self.updates is not None:
             given["optimization.max_updates"] = self.updates
         where = "data.train" if self.study.data == "builtin" else "data.folder"
-        if self.data is not None and where not in changes:  # else this training makes its own data
+        if self.data is not None and where not in changes:  # otherwise this training makes its data
             given[where] = self.data
         training = train_model(name, {**self.study.changes, **changes, **given}, self.folder)
         self.trainings.append(training)
@@ -115,7 +110,7 @@ class Lab:
     def write_data(
         self, train: Iterable[Pair], validation: Iterable[Pair], **tests: Iterable[Pair]
     ) -> dict[str, str | dict[str, str]]:
-        """Write generated pairs into files, and return the changes that train and test a model on them."""
+        """Write generated pairs into files, and return the changes to train and test on them."""
         return {
             "data.source": "source",
             "data.target": "target",
@@ -125,7 +120,7 @@ class Lab:
         }
 
     def command(self) -> str:
-        """Return the command that gives the same results."""
+        """Return the command for the same results."""
         words = ["heedful", "study", self.study.name, "--seed", str(self.seed)]
         words += [] if self.updates is None else ["--updates", str(self.updates)]
         words += [] if self.data is None else ["--data", self.data]
@@ -133,7 +128,7 @@ class Lab:
 
 
 def _read_setting(name: str, text: str, described: Any) -> Any:
-    """Read a setting of the kind of the described one: a text, a number, or numbers with commas between."""
+    """Parse a setting by the type of its described value: text, number, or numbers with commas."""
     is_list = isinstance(described, list)
     try:
         return [int(number) for number in text.split(",")] if is_list else type(described)(text)
@@ -143,10 +138,9 @@ def _read_setting(name: str, text: str, described: Any) -> Any:
 
 
 def run_study(lab: Lab, output: Path) -> Path:
-    """Run a study and write `results.json`, `report.md` and the figures into a new folder, which is returned.
+    """Run a study, write `results.json`, `report.md` and figures into a new folder, and return the folder.
 
-    It appears when everything has been found. After Ctrl-C or SIGTERM in a training (`TrainingInterrupted`) the same
-    call goes on with it.
+    After Ctrl-C or SIGTERM in a training (`TrainingInterrupted`), the same call continues it.
     """
     check_is_new(output, "--output")
     import_extra("matplotlib", "plots")
@@ -162,7 +156,7 @@ def run_study(lab: Lab, output: Path) -> Path:
 
 
 def results_of(lab: Lab, outcome: Outcome) -> dict[str, Any]:
-    """Return everything that a report says, as JSON can hold it: the study's words, and what it found."""
+    """Return the report's content for JSON: the study's words and results."""
     study, known = lab.study, {**outcome.values, **outcome.settings}
     assert outcome.rows.keys() == study.tables.keys(), "a study must have the tables of its description"
     assert outcome.panels.keys() == study.figures.keys(), "a study must have the figures of its description"

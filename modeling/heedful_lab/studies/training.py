@@ -1,4 +1,4 @@
-"""One small call that trains a model for a study, or finds it trained."""
+"""One call that trains a model for a study, or loads it from an earlier run."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARED_RECIPE = Path(__file__).with_name("recipe.yaml")
-SUMMARY = "training.json"  # written last: where it is, the training has ended
+SUMMARY = "training.json"  # written last, when the training has ended
 WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
 
 
@@ -28,14 +28,14 @@ WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
 class Training:
     """A finished training."""
 
-    name: str  # what the study calls it
-    changes: dict[str, Any]  # keys that differ from the shared recipe, with dots, and their values
-    folder: Path  # the run's, with `log.jsonl` and `model/`
+    name: str  # in the study
+    changes: dict[str, Any]  # to the shared recipe, by dotted key
+    folder: Path  # with `log.jsonl` and `model/`
     updates: int  # optimizer steps
     target_tokens: int  # seen
-    parameters: int  # tied ones once
-    seconds: float  # that the updates took on the machine it ran on
-    metrics: dict[str, Any]  # loss and perplexity on `validation`, and the scores of each test set
+    parameters: int  # tied ones counted once
+    seconds: float  # for the updates, on the machine of the run
+    metrics: dict[str, Any]  # loss and perplexity on `validation`, scores by test set
 
     @property
     def loss(self) -> float:
@@ -43,11 +43,11 @@ class Training:
         return self.metrics["validation"]["loss"]
 
     def bleu(self, test: str = "test") -> float:
-        """Return the BLEU on a test set."""
+        """Return BLEU on a test set."""
         return self.metrics[test]["bleu"]
 
     def curve(self, name: str = "validation/loss") -> list[tuple[float, float]]:
-        """Return a logged value by update, such as `train/loss`; `validation/loss` ends with the published model's."""
+        """Return a logged value by update; `validation/loss` ends with the published model's."""
         points = dict(read_curves(self.folder).get(name, ()))
         if name == "validation/loss":
             points[self.updates] = self.loss
@@ -56,14 +56,14 @@ class Training:
         return sorted(points.items())
 
     def translator(self) -> "Translator":
-        """Load the model and its tokenizers, on the CPU."""
+        """Load model and tokenizers on the CPU."""
         from heedful.decoding.translation import Translator
 
         return Translator.from_pretrained(self.folder / "model", device="cpu")
 
 
 def model_changes(options: Mapping[str, Any], learning_rate: float | None = None) -> dict[str, Any]:
-    """Return the changes that train a model of such options, under a kernel that it has, at a learning rate."""
+    """Return the changes for a model with these options, its attention kernel, and the learning rate."""
     kernel = None if "model_type" in options else "eager"
     rate = {} if learning_rate is None else {"optimization.learning_rate": learning_rate}
     return {"model.options": dict(options), "model.attn_implementation": kernel, **rate}
@@ -75,12 +75,12 @@ def study_recipe(changes: dict[str, Any]) -> Recipe:
 
 
 def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
-    """Train a model by the shared recipe with changes, go on with it, or find it in `folder` by its checksum."""
+    """Train a model by the shared recipe with changes, resume it, or find it in `folder` by its checksum."""
     recipe = study_recipe(changes)
     target = folder / checksum_of(recipe)
     summary = target / SUMMARY
     if summary.is_file():
-        logger.info("trained already: %s (%s)", name, target)
+        logger.info("already trained: %s (%s)", name, target)
     else:
         logger.info("training %s: %s", name, ", ".join(f"{key}={value}" for key, value in changes.items()))
         from heedful.training.run import train
@@ -98,7 +98,7 @@ def train_model(name: str, changes: dict[str, Any], folder: Path) -> Training:
 
 
 def checksum_of(recipe: Recipe) -> str:
-    """Return a name for a training: the same recipe and data files, the same name."""
+    """Return a training's name: a checksum of recipe and data files."""
     tree = {key: value for key, value in asdict(recipe).items() if key not in WHERE_AND_HOW}
     digest = hashlib.sha256(json.dumps([version("heedful"), tree], sort_keys=True).encode())
     where = recipe.data.located

@@ -1,1 +1,1 @@
-"""Pairs for tasks that are no translation."""
+"""Pairs for tasks other than translation."""

@@ -1,4 +1,4 @@
-"""Other nouns in Korean sentences, so that a model learns where words end of which its texts have none."""
+"""Korean sentences with other nouns, so that a model learns the ends of words that its texts lack."""
 
 import re
 import unicodedata
@@ -11,15 +11,15 @@ from heedful_lab.korean_english.conjugation import final_consonant
 
 NOUN = re.compile("[가-힣]{2,6}")
 PARTICLES = re.compile("(을|를|이|가|은|는|에|의|에서|에게|으로|로|와|과|도|만|부터|까지|랑|이랑|하고)?")
-SHARE = 0.7  # of the nouns that the dictionary has
+SHARE = 0.7  # share of known nouns that are replaced
 
 
 class KoreanNouns:
-    """Nouns that take each other's place.
+    """Nouns that replace each other.
 
-    A particle depends on how its noun ends: 을 follows a consonant and 를 a vowel, and 로 follows ㄹ too. So a noun is
-    replaced by one that ends alike, and keeps its particle. Of the words what follows a slash, as in dictionaries of
-    hunspell, does not count; those that are not two to six Korean syllables are left out.
+    A particle depends on the end of its noun: 을 follows a consonant, 를 a vowel, and 로 also ㄹ. So the new noun has
+    the same kind of ending. Nouns have two to six Korean syllables. A slash and the text after it are ignored, as in
+    hunspell's dictionaries.
     """
 
     def __init__(self, words: Iterable[str]):
@@ -33,7 +33,7 @@ class KoreanNouns:
         return len(self._known)
 
     def replaced(self, text: str, random: Random) -> str:
-        """Return a text with others for most of its nouns, and with one space between words."""
+        """Return a text with most of its nouns replaced, and one space between words."""
         return " ".join(self._other(word, random) if random.random() < SHARE else word for word in text.split())
 
     def _other(self, word: str, random: Random) -> str:
@@ -45,7 +45,7 @@ class KoreanNouns:
 
 
 def read_nouns(path: str) -> KoreanNouns:
-    """Read the nouns of a file, one a line; a file in UTF-8 that has none is a `ValueError`."""
+    """Read nouns from a UTF-8 file, one a line; a file without any is a `ValueError`."""
     nouns = KoreanNouns(read_lines(path, "nouns"))
     if not nouns:
         raise ValueError(f"`nouns` must be a file with a Korean noun in each line, but {path} has none.")
@@ -53,6 +53,6 @@ def read_nouns(path: str) -> KoreanNouns:
 
 
 def _ending(noun: str) -> str:
-    """Return how a noun ends: in a vowel (""), in ㄹ, or in another "consonant"."""
+    """Return a noun's ending: "" for a vowel, "ㄹ", or "consonant"."""
     final = final_consonant(noun)
     return final if final in ("", "ㄹ") else "consonant"

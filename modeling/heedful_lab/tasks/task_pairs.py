@@ -1,8 +1,7 @@
-"""Pairs for tasks that are no translation: of texts (spelling, spacing, scan) or by rule (numbers, dates, reverse).
+"""Pairs for tasks other than translation: from texts (spelling, spacing, scan) or by rule (numbers, dates, reverse).
 
-The same arguments always give the same pairs. Of pairs from texts, `count` is how many of the first to return, or
-`None` for one from each text; a `ValueError` says if there are fewer. `texts` is where they are, as `read_pairs` takes
-it, and `column` the name, number or language of their column.
+The same arguments give the same pairs. `texts` is a location for `read_pairs`, `column` the texts' column or language,
+and `count` the number of pairs; too few texts are a `ValueError`.
 """
 
 import calendar
@@ -22,13 +21,13 @@ from heedful_lab.tasks.korean_nouns import read_nouns
 
 Pair = tuple[str, str]  # source, target
 LANGUAGES_OF_DATES = ("en", "ko")
-KOREAN_MONTHS = {6: "유월", 10: "시월"}  # which lose a letter
+KOREAN_MONTHS = {6: "유월", 10: "시월"}  # irregular: they lose a letter
 FIRST_DAY, LAST_DAY = date(1900, 1, 1).toordinal(), date(2099, 12, 31).toordinal()
 MOST_DIGITS = 9
-# Languages that write 15.455 or 15 455, and 2,5; others write 15,455 and 2.5.
+# Languages that write 15.455 or 15 455, and 2,5. The others write 15,455 and 2.5.
 POINTS, SPACES = "ca da de es id is it nl pt ro sl sr tr vi", "az be ce cs eo fi fr hu kz lt lv no pl ru sk sv tg uk"
 GROUPS = dict.fromkeys(POINTS.split(), ".") | dict.fromkeys(SPACES.split(), " ") | {"es_GT": "", "es_NI": ""}
-TRIED_NUMBERS = ("0", "11", "3.49", "20.5", "1001", "15455", "999999999")  # which some languages of num2words lack
+TRIED_NUMBERS = ("0", "11", "3.49", "20.5", "1001", "15455", "999999999")  # some languages of num2words lack these
 LENGTHS = re.compile(r"(\d+)-(\d+)")
 SCAN_LINE = re.compile("IN: (.+) OUT: (.+)")  # of github.com/brendenlake/SCAN
 
@@ -36,7 +35,7 @@ SCAN_LINE = re.compile("IN: (.+) OUT: (.+)")  # of github.com/brendenlake/SCAN
 def spelling_pairs(
     texts: str, column: str = "1", typos: float = 0.1, count: int | None = None, seed: int = 1
 ) -> list[Pair]:
-    """Return texts with typing mistakes, as `data.augmentation` makes them in a share of the words, and without."""
+    """Return texts with typing mistakes in a share of their words (as in `data.augmentation`), and the texts."""
     if not 0 < typos <= 1:
         raise ValueError(f"`typos` must be above 0 and at most 1, but is {typos} instead.")
     rules, draws = AugmentationRules(typos=typos), drawn_numbers(seed)
@@ -46,11 +45,7 @@ def spelling_pairs(
 def spacing_pairs(
     texts: str, column: str = "1", nouns: str | None = None, count: int | None = None, seed: int = 1
 ) -> list[Pair]:
-    """Return texts without spaces and with them.
-
-    From a file `nouns` of Korean nouns, as `read_nouns` takes it, come others for most nouns of the texts; texts that
-    have none are left out.
-    """
+    """Return texts without spaces and with them; with `nouns`, only texts that get other nouns."""
     found = _texts(texts, column)
     if nouns:
         known, random = read_nouns(nouns), Random(seed)
@@ -60,7 +55,7 @@ def spacing_pairs(
 
 
 def scan_pairs(texts: str, lengths: str | None = None, count: int | None = None) -> list[Pair]:
-    """Return commands and actions of a file of SCAN (Lake and Baroni, 2018), of so many actions as `1-25`, or all."""
+    """Return commands and actions from a SCAN file (Lake and Baroni, 2018), with `lengths` actions (`1-25`) or all."""
     shortest, longest = _shortest_and_longest(lengths) if lengths else (1, sys.maxsize)
     pairs = []
     for line in _texts(texts, "1"):
@@ -74,20 +69,20 @@ def scan_pairs(texts: str, lengths: str | None = None, count: int | None = None)
 
 
 def number_pairs(count: int, language: str = "en", seed: int = 1) -> Iterator[Pair]:
-    """Return numbers of one to nine digits as a language writes them, some in groups, and num2words' words."""
+    """Return numbers of one to nine digits in the language's notation, some with separators, and num2words' words."""
     groups = GROUPS.get(language, GROUPS.get(language.split("_")[0]))
     return _drawn(partial(_number, _number_words(language), groups), count, seed)
 
 
 def date_pairs(count: int, language: str = "en", seed: int = 1) -> Iterator[Pair]:
-    """Return dates from 1900 to 2099, written as 2001-02-03, and their words in English or Korean."""
+    """Return dates from 1900 to 2099, such as 2001-02-03, and their words in English or Korean."""
     if language not in LANGUAGES_OF_DATES:
         raise ValueError(f"`language` must be one of {', '.join(LANGUAGES_OF_DATES)}, but is {language!r} instead.")
     return _drawn(partial(_date, _number_words(language), language), count, seed)
 
 
 def reverse_pairs(count: int, lengths: str = "1-25", symbols: int = 50, seed: int = 1) -> Iterator[Pair]:
-    """Return so many symbols as `lengths` says, of `symbols` different ones, all as likely, and their reversal."""
+    """Return random sequences of `symbols` equally likely symbols, `lengths` long, and their reversals."""
     check_at_least(1, symbols=symbols)
     shortest, longest = _shortest_and_longest(lengths)
 
@@ -98,7 +93,7 @@ def reverse_pairs(count: int, lengths: str = "1-25", symbols: int = 50, seed: in
 
 
 def reversed_symbols(symbols: Sequence[str]) -> Pair:
-    """Return symbols with a space between them, and the same from the last to the first."""
+    """Return symbols separated by spaces, and the same in reverse order."""
     return " ".join(symbols), " ".join(reversed(symbols))
 
 
@@ -109,7 +104,7 @@ def _texts(location: str, column: str) -> list[str]:
 def _first(pairs: list[Pair], count: int | None) -> list[Pair]:
     check_at_least(1, count=count)
     if count is not None and len(pairs) < count:
-        raise ValueError(f"`count` must be at most {len(pairs)}, as there are texts, but is {count} instead.")
+        raise ValueError(f"`count` must be at most {len(pairs)}, the number of texts, but is {count} instead.")
     return pairs[:count]
 
 
@@ -153,7 +148,7 @@ def _number_words(language: str) -> Callable[..., str]:
         raise ImportError("Numbers in words need `num2words`: pip install 'heedful[tasks]'") from error
 
     def works(known: str) -> bool:
-        with suppress(Exception):  # of any kind: an attribute that is missing, a table without a number
+        with suppress(Exception):  # any kind: a missing attribute, or a number that a table lacks
             return all(num2words(number, lang=known) for number in TRIED_NUMBERS)
         return False
 

@@ -1,1 +1,1 @@
-"""Studies of attention itself: its scores, how they spread over tokens, and what single heads do."""
+"""Studies of attention: its scores, their spread over tokens, and single heads."""

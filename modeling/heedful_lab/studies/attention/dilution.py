@@ -1,10 +1,4 @@
-"""Dilution: what one score can keep of the attention among n, on paper and in a trained model.
-
-Attention weights are a softmax (equation 1) and add up to 1. One score that stands a given distance above all others
-keeps less and less of them the more others there are: its odds are e^distance / (n - 1). To look at one token as
-sharply in a sentence twice as long, a model has to make the distance larger by ln 2. Whether a trained one does so
-shows in the entropy of its attention.
-"""
+"""Dilution: one score's share of the attention among n, on paper and in a trained model's entropy."""
 
 import math
 from collections import defaultdict
@@ -23,32 +17,32 @@ from heedful_lab.studies.report import Outcome
 from heedful_lab.studies.study import Lab
 from heedful_lab.studies.training import Training
 
-SCORE = 3.0  # of the one
-OTHERS = (0.0, 1.0)  # of all others
+SCORE = 3.0  # of one token
+OTHERS = (0.0, 1.0)  # of the other tokens
 LENGTHS = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
-JOINED_IN_TRAINING = (1, 2)  # sentences that are read as one
+JOINED_IN_TRAINING = (1, 2)  # sentences joined in a text
 JOINED_IN_MEASURE = (1, 2, 3, 4, 6, 8)
 PAIRS = {"train": 24_000, "validation": 200, "test": 200}
-MEASURED = 25  # texts of each number of sentences
+MEASURED = 25  # texts for each number of sentences
 KINDS: tuple[Kind, ...] = ("encoder", "decoder", "cross")  # in the order of the paper
 
-Entropies = list[tuple[int, float]]  # tokens to look at, entropy in nats
+Entropies = list[tuple[int, float]]  # visible tokens, entropy in nats
 EntropiesByHead = dict[Head, Entropies]
 
 
 def kept_weight(score: float, others: float, count: int) -> float:
-    """Return the softmax weight of one score among `count - 1` others that are all equal."""
+    """Return a score's softmax weight among `count - 1` equal other scores."""
     return 1 / (1 + (count - 1) * math.exp(others - score))
 
 
 def texts(split: str, sentences: Sequence[int], count: int, seed: int) -> list[Pair]:
-    """Return texts of the built-in corpus, each of the next number of `sentences` in turn, and their translations."""
+    """Return texts and translations from the built-in corpus, with the numbers of `sentences` in turn."""
     sizes = list(islice(cycle(sentences), count))
     return joined_pairs([(row["ko"], row["en"]) for row in korean_english_pairs(split, sum(sizes), seed)], sizes)
 
 
 def attention_rows(training: Training, pairs: Sequence[Pair]) -> EntropiesByHead:
-    """Measure every row of attention weights of a model, along the given translations."""
+    """Return the entropy of each attention row, with the given translations as input."""
     rows: EntropiesByHead = defaultdict(list)
     for weights_by_head in attention_by_head(training.translator(), pairs):
         for head, weights in weights_by_head.items():
@@ -59,7 +53,7 @@ def attention_rows(training: Training, pairs: Sequence[Pair]) -> EntropiesByHead
 
 
 def by_length(points: Entropies) -> list[tuple[float, float]]:
-    """Return the mean (tokens to look at, entropy) of rows of about the same length, two groups in each doubling."""
+    """Return mean (visible tokens, entropy) of rows of similar length, in two groups for each doubling."""
     bins = defaultdict(list)
     for seen, entropy in points:
         bins[round(2 * math.log2(seen))].append((seen, entropy))
@@ -67,12 +61,12 @@ def by_length(points: Entropies) -> list[tuple[float, float]]:
 
 
 def growth(points: Entropies) -> float:
-    """Return the slope of entropy over ln n: 1 where attention is spread as over equal scores, 0 where it stays."""
+    """Return the slope of entropy over ln n: 1 for equal scores, 0 for constant entropy."""
     return linear_regression([math.log(seen) for seen, _ in points], [entropy for _, entropy in points]).slope
 
 
 def train_on_texts(lab: Lab) -> Training:
-    """Train a translator of texts of one and two sentences."""
+    """Train a translator on texts of one and two sentences."""
     data = {split: texts(split, JOINED_IN_TRAINING, count, lab.seed) for split, count in PAIRS.items()}
     return lab.train("translator", lab.write_data(**data))
 
@@ -87,7 +81,7 @@ def run(lab: Lab) -> Outcome:
     values = {f"growth_{kind}": fmean(slope for key, slope in slopes.items() if key.kind == kind) for kind in KINDS}
     values |= {name: slopes[key] for name, key in extremes.items()}
     heads = {f"{name}_head": "{}, layer {}, head {}".format(*key) for name, key in extremes.items()}
-    entropies = [  # the last as a part of what equal scores would give
+    entropies = [  # the last relative to equal scores
         (kind, seen, entropy, math.exp(entropy), entropy / math.log(seen))
         for kind in KINDS
         for seen, entropy in by_length([point for key, some in rows.items() if key.kind == kind for point in some])

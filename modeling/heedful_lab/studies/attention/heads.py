@@ -1,8 +1,4 @@
-"""Heads: one against four against eight of the same cost, what single ones look at, and which can be left out.
-
-h heads of width d_model / h have as many weights and cost as many operations as one of width d_model (section 3.2.2);
-they give that many distributions over the tokens instead of one.
-"""
+"""Heads: one, four or eight of the same cost, what each attends to, and which can be left out."""
 
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -21,27 +17,27 @@ from heedful_lab.studies.report import Cell, Outcome
 from heedful_lab.studies.study import Lab
 
 COUNTS = (1, 4, 8)
-LOOKED_AT = 4  # the model whose single heads are looked at
+LOOKED_AT = 4  # heads of the model with measured heads
 PRUNED = (4, 8)
 SEEDS = 2
-SHARES = tuple(number / 6 for number in range(7))  # of the heads that are left out
+SHARES = tuple(number / 6 for number in range(7))  # of heads left out
 RANDOM_ORDERS = 3
-PAIRS = 200  # test pairs of the maps and of pruning
-IMPORTANCE_PAIRS = "builtin:validation:100"  # what is left out must not be chosen on test pairs
+PAIRS = 200  # test pairs for maps and pruning
+IMPORTANCE_PAIRS = "builtin:validation:100"  # heads must not be chosen on test pairs
 
 
 class Pruned(NamedTuple):
-    """A model after some heads were left out, measured on the test pairs."""
+    """Test results without some heads."""
 
-    kept: int  # number of heads that are left
+    kept: int  # number of heads
     loss: float  # in nats per token, with the least important heads left out
-    random_loss: float  # the mean with as many heads left out in random orders
+    random_loss: float  # mean of random orders
     bleu: float  # with the least important heads left out
     random_bleu: float  # in the first random order
 
 
 def prune(translator: Translator, importance: dict[Head, float], pairs: Sequence[Pair], seed: int) -> list[Pruned]:
-    """Leave more and more heads out of copies of a model, the least important first, and at random."""
+    """Leave out more and more heads in copies: least important first, and in random orders."""
     ascending = sorted(importance, key=lambda head: importance[head])
     draws = (Random(f"{seed} {number}") for number in range(RANDOM_ORDERS))
     orders = [ascending, *(draw.sample(ascending, len(ascending)) for draw in draws)]
@@ -56,13 +52,13 @@ def prune(translator: Translator, importance: dict[Head, float], pairs: Sequence
 
 
 def run(lab: Lab) -> Outcome:
-    """Compare numbers of heads, look at single heads, and leave heads out."""
+    """Compare numbers of heads, measure single heads, and leave heads out."""
     trainings = {}
     for count in COUNTS:
         changes = {f"model.options.{side}_attention_heads": count for side in ("encoder", "decoder")}
         trainings[count] = measures.train_with_seeds(lab, f"{count} head{'s' * (count > 1)}", changes, SEEDS)
     translators = {count: trainings[count][0].translator() for count in {LOOKED_AT, *PRUNED}}
-    looking = translators[LOOKED_AT]  # its tokenizers and d_model are those of all
+    looking = translators[LOOKED_AT]  # all models share tokenizers and d_model
     pairs, held_back = held_out_pairs()[:PAIRS], measures.encoded(corpus_pairs(IMPORTANCE_PAIRS), looking.tokenizers)
     importance = {count: single_heads.head_importance(one.model, held_back) for count, one in translators.items()}
     looks = single_heads.looks_of_heads(looking, pairs)
@@ -97,7 +93,7 @@ def run(lab: Lab) -> Outcome:
 
 
 def _alignment_rows(translator: Translator, pair: Pair, head: Head) -> list[tuple[str, str, float]]:
-    """Say which source token a head of cross-attention looks at most, for every target token of a pair."""
+    """Return a pair's target tokens, each with the source token of largest weight in a cross-attention head."""
     (weights,) = measures.attention_by_head(translator, [pair], ["cross"])
     largest, places = weights[head].max(dim=1)
     tokenizers = translator.tokenizers

@@ -1,10 +1,8 @@
 """Homonyms: one vector before attention, several after it, layer by layer.
 
-An embedding knows nothing of the sentence: 배 is one vector, whether somebody eats it (a pear), boards it (a ship) or
-rubs it (a belly). What the encoder adds to it can only come of the other words, through attention. A small model is
-trained on the built-in corpus and on sentences of such words. A probe then tells the meaning in others of these
-sentences from a state of the word alone: that whose centroid has the largest cosine. Its centroids are made of
-sentences with all deciding words, or without the sentence's own: then it must read what such words have in common.
+A small model is trained on the built-in corpus and on sentences with homonyms, such as 배 (pear, ship, belly). A probe
+finds the meaning in held-out sentences by the centroid with the largest cosine to the word's state. Centroids use
+sentences with all deciding words, or without the sentence's deciding word.
 """
 
 import re
@@ -30,30 +28,30 @@ from heedful_lab.studies.training import study_recipe
 DESCRIPTION = description_of(__file__)
 LEXICON = DESCRIPTION["lexicon"]
 WORDS: list[dict[str, Any]] = LEXICON["words"]
-DRAWN = 50  # sentences for each word that decides
-HELD_OUT = 10  # of these, which the model does not learn from
-PROBED = 10  # of the others, which centroids are made of
+DRAWN = 50  # sentences for each deciding word
+HELD_OUT = 10  # of these, not in training
+PROBED = 10  # of the others, for centroids
 
 
 class Meaning(NamedTuple):
-    """The sentences of one meaning of a word, for each verb and modifier that decides it."""
+    """A word's sentences in one meaning, for each deciding verb and modifier."""
 
-    noun: str  # its English
+    noun: str  # in English
     train: list[list[Pair]]
     test: list[list[Pair]]
 
 
 class LayerScores(NamedTuple):
-    """How well one layer tells the meanings of a word apart, in held-out sentences."""
+    """How well one layer separates a word's meanings in held-out sentences."""
 
-    seen: float  # share of the sentences whose meaning is that of the nearest centroid
-    unseen: float  # the same with centroids of sentences without the word that decides
+    seen: float  # share of sentences with the nearest centroid's meaning
+    unseen: float  # the same, centroids without the sentence's deciding word
     within: float  # mean cosine between sentences of the same meaning
     between: float  # and of different meanings
 
 
 def sentences(form: str, meaning: Mapping[str, Any]) -> list[list[Pair]]:
-    """Return for each verb and each modifier that decides the meaning of a word all sentences with it."""
+    """Return all sentences with a word in one meaning, for each deciding verb and modifier."""
 
     def pairs(modifier: Sequence[str], verbs: Sequence[Sequence[str]]) -> list[Pair]:
         found = []
@@ -68,7 +66,7 @@ def sentences(form: str, meaning: Mapping[str, Any]) -> list[list[Pair]]:
 
 
 def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
-    """Return each meaning of a word, with as many sentences for each word that decides, some of them held out."""
+    """Return a word's meanings, with equally many sentences for each deciding word, some held out."""
     meanings = []
     for meaning in word["meanings"]:
         random = Random(f"{seed} {meaning['noun']}")
@@ -79,9 +77,9 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
 
 
 def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
-    """Measure how well each layer tells meanings apart; centroids are made of the states of `train`.
+    """Measure how well each layer separates the meanings, with centroids from `train`.
 
-    Both are `(meanings, deciding words, sentences, layers + 1, width)`; `test` may have another number of sentences.
+    Both are `(meanings, deciding words, sentences, layers + 1, width)`, with different numbers of sentences.
     """
     train, test = normalize(train, dim=-1), normalize(test, dim=-1)
     sums = train.sum(dim=2)  # (meanings, deciding words, layers + 1, width)
@@ -96,15 +94,15 @@ def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
 
 
 def _share_right(centroids: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
-    """Return for each layer how often a state is nearest to the centroid of its meaning."""
+    """Return for each layer the share of states nearest to the centroid of their meaning."""
     scores = torch.einsum("mwsld,cwld->mwslc", test, normalize(centroids, dim=-1))
-    # Rounded, so that one vector is equally near to all meanings, of which the first is taken.
+    # Rounded: equal vectors are equally near to all meanings, and the first is taken.
     chosen = scores.round(decimals=4).argmax(dim=-1)  # (meanings, deciding words, sentences, layers + 1)
     return (chosen == torch.arange(len(test))[:, None, None, None]).float().mean(dim=(0, 1, 2))
 
 
 def translated_meanings(translator: Translator, meanings: Sequence[Meaning]) -> tuple[float, float]:
-    """Return the share of held-out sentences translated with the right noun, and with that of another meaning."""
+    """Return the share of held-out sentences translated with the right noun, and with another meaning's."""
     right, wrong = [], []
     for meaning in meanings:
         others = [other.noun for other in meanings if other is not meaning]
@@ -116,7 +114,7 @@ def translated_meanings(translator: Translator, meanings: Sequence[Meaning]) -> 
 
 
 def run(lab: Lab) -> Outcome:
-    """Train a model on homonyms too, and look at what each layer makes of them, with and without training."""
+    """Train a model on homonyms too, and measure each layer with and without training."""
     words = {word["form"]: split_meanings(word, lab.seed) for word in WORDS}
     known = [pair for meanings in words.values() for meaning in meanings for own in meaning.train for pair in own]
     validation = corpus_pairs(study_recipe({}).data.validation or "")
@@ -179,7 +177,7 @@ def _layer_panels(after: Sequence[LayerScores], before: Sequence[LayerScores]) -
 
 
 def _plane_panels(translator: Translator, form: str, meanings: Sequence[Meaning]) -> list[Panel]:
-    """Return a panel for the embedding, the first and the last layer, with a point for every held-out sentence."""
+    """Return panels for embedding, first and last layer, with a point for each held-out sentence."""
     states = normalize(_states(translator, form, [one.test for one in meanings]), dim=-1).flatten(1, 2)
     panels = []
     for number, title in ((0, "embedding"), (1, "layer 0"), (-1, "last layer")):

@@ -1,8 +1,4 @@
-"""Masking: −∞ before the softmax against zeros after it, a decoder without a mask, and all next tokens in one pass.
-
-Section 3.2.3 sets the scores of later positions to −∞, so that the prediction of a token depends on those before it
-alone. That is what lets training predict all tokens of a sentence at once.
-"""
+"""Masking: −∞ before the softmax or zeros after it, a decoder without a mask, and training in one pass."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,21 +21,21 @@ from heedful_lab.studies.pairs import held_out_pairs
 from heedful_lab.studies.report import Cell, Outcome
 from heedful_lab.studies.study import Lab
 
-SCORES = ((2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 2.0, 1.0))  # of three tokens, in the small example
-CHANGE = 2.0  # what is added there to the last token's scores
-PAIRS = 50  # test pairs whose scores are looked at
+SCORES = ((2.0, 1.0, 3.0), (1.0, 3.0, 2.0), (0.0, 2.0, 1.0))  # of three tokens in the example
+CHANGE = 2.0  # added to the last token's scores
+PAIRS = 50  # test pairs with measured scores
 POSITIONS = 10  # rows of the table
 EXAMPLES = 3
 LENGTHS = (4, 8, 16, 32, 64, 128)
-REPEATS = 5  # of each measurement of time
+REPEATS = 5  # of each timing
 
 
 def later(scores: torch.Tensor) -> torch.Tensor:
-    """Return which of `(…, length, length)` scores are of later positions."""
+    """Return which of `(…, length, length)` scores belong to later positions."""
     return torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
 
 
-# Weights of scores, those of later positions set to −∞ before the softmax, or to 0 after it.
+# Attention weights with later positions at −∞ before the softmax, or at 0 after it.
 WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "−∞ before": lambda scores: scores.masked_fill(later(scores), -torch.inf).softmax(-1),
     "0 after": lambda scores: scores.softmax(-1).masked_fill(later(scores), 0),
@@ -47,36 +43,35 @@ WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def seeing_all() -> RemovableHandle:
-    """Let every decoder see all target tokens that it is given, later ones too, until the end of a `with`.
-
-    Padding stays hidden where a mask of it is given; training gives none, because a causal decoder needs none.
-    """
-    return register_module_forward_pre_hook(_show_all)  # type: ignore[arg-type]  # it may return arguments
+    """Let each decoder see all target tokens, later ones too, inside a `with`; padding stays hidden."""
+    return register_module_forward_pre_hook(_show_all)  # type: ignore[arg-type]  # may return arguments
 
 
 def _show_all(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     if not isinstance(module, HeedDecoderLayer):
         return arguments
     states, *parts = arguments
-    mask = Call(*parts).mask  # (batch, 1, length, length), it hides later positions and padding
-    if mask is None:  # `sdpa` hides later positions by itself, unless it is given a mask
+    mask = Call(*parts).mask  # (batch, 1, length, length), hides later positions and padding
+    if mask is None:  # `sdpa` without a mask hides later positions
         mask = states.new_zeros(1, 1, states.shape[1], states.shape[1])
-    mask = mask[:, :, -1:].expand_as(mask)  # the last position sees all but the padding
+    mask = mask[:, :, -1:].expand_as(mask)  # the last position sees all tokens, no padding
     return states, *Call(*parts)._replace(mask=mask)
 
 
 def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> torch.Tensor:
-    """Return a decoder's scaled scores before any mask, `(layers, heads, length, length)`."""
+    """Return a decoder's scaled scores before the mask, `(layers, heads, length, length)`."""
     with recorded_heads(model, ["decoder"]) as heads:
         record_weights(model, source_ids, fed_ids, ["decoder"])
     return torch.stack([one.query @ one.key.transpose(1, 2) * one.scaling for one in heads["decoder"]])
 
 
 def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Look at a trained model's scores along given translations, whose second halves are then exchanged.
+    """Measure a trained model's scores, before and after the second half of each translation is exchanged.
 
-    By way: the sums of the weights of every layer's and head's row at each of the first positions; and the mean over
-    rows of the first half, where nothing that may be seen has changed, of the sum of the absolute changes of weights.
+    Returns:
+        By way of masking the sums of weights in each row, by position, and the mean sum of changes in rows of the
+        first
+        half, which sees no changed token.
     """
     sums: dict[str, list[list[float]]] = {way: [[] for _ in range(POSITIONS)] for way in WAYS}
     changes: dict[str, list[float]] = {way: [] for way in WAYS}
@@ -95,7 +90,7 @@ def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[fl
 
 
 def next_token_loss(model: Any, source_ids: Sequence[int], labels: Sequence[int], is_one_pass: bool) -> torch.Tensor:
-    """Return the mean loss over the next tokens of a target, all in one pass of the decoder or one by one."""
+    """Return a target's mean loss of next tokens, in one pass of the decoder or one by one."""
     encoded = model.get_encoder()(input_ids=torch.tensor([source_ids]), return_dict=True)
     fed = torch.tensor([[model.config.decoder_start_token_id, *labels[:-1]]])
     ends = [len(labels)] if is_one_pass else range(1, len(labels) + 1)
@@ -105,7 +100,7 @@ def next_token_loss(model: Any, source_ids: Sequence[int], labels: Sequence[int]
 
 
 def timed_step(model: Any, *arguments: Any) -> tuple[float, float]:
-    """Return the loss, and the milliseconds that it and its gradient take: the median of some repeats."""
+    """Return the loss, and the median milliseconds of loss and gradient."""
     seconds, loss = [], torch.zeros(())
     for _ in range(REPEATS):
         model.zero_grad()
@@ -117,7 +112,7 @@ def timed_step(model: Any, *arguments: Any) -> tuple[float, float]:
 
 
 def passes_by_length(model: Any, rows: EncodedPairs) -> list[tuple[float, ...]]:
-    """Return for each length the loss in one pass and one by one, the milliseconds of both, and their ratio."""
+    """Return for each length both losses (one pass, one by one), both times in milliseconds, and their ratio."""
     sources, targets = ([id_ for index in range(len(rows)) for id_ in rows[index][key]] for key in rows[0])
     found: list[tuple[float, ...]] = []
     for length in LENGTHS:
@@ -128,9 +123,9 @@ def passes_by_length(model: Any, rows: EncodedPairs) -> list[tuple[float, ...]]:
 
 
 def run(lab: Lab) -> Outcome:
-    """Mask small and trained scores in both ways, train without a mask, and predict one by one."""
+    """Mask example and trained scores in both ways, train without a mask, and predict one by one."""
     trainings = [lab.train("with the mask")]
-    with seeing_all():  # in a folder of its own, because the recipe is the same
+    with seeing_all():  # another folder, because the recipe is the same
         trainings.append(replace(lab, folder=lab.folder / "without_mask").train("without the mask"))
     translators = [training.translator() for training in trainings]
     pairs = held_out_pairs()

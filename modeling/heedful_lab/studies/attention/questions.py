@@ -1,8 +1,6 @@
-"""Questions: a head in which nouns ask for adjectives, looked for and left out.
+"""Questions: a head with nouns that attend to the adjective before them, found and left out.
 
-In lectures the query of a noun is a question, "is there an adjective before me?", and the key of an adjective the
-answer. In Korean as in English an adjective stands before its noun, so that a head which looks at the word before
-would seem to answer too: what other words give to the word before them is the control.
+The control is other words' weight on the word before, because a head for the previous word would seem to do the same.
 """
 
 from collections import defaultdict
@@ -24,7 +22,7 @@ PAIRS = 200
 
 
 def adjectives() -> dict[str, str]:
-    """Return the English of the built-in corpus's adjectives by their Korean before a noun: 용감한, brave."""
+    """Return the built-in corpus's adjectives in English by their Korean form before a noun: 용감한, brave."""
     return {attributive(adjective.korean): adjective.english for adjective in lexicon()[2]}
 
 
@@ -35,9 +33,9 @@ def described_pairs() -> list[Pair]:
 
 
 def questions_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, tuple[float, float]]:
-    """Return for each head of the encoder two mean weights: of nouns on their adjective, of others on the word before.
+    """Return each encoder head's mean weight of nouns on their adjective, and of other words on the previous word.
 
-    The weight of a word on another is the sum over that one's tokens, the mean over its own.
+    A word's weight on another is the sum over the other's tokens, and the mean over its own.
     """
     known = adjectives()
     found: dict[tuple[Head, bool], list[float]] = defaultdict(list)
@@ -55,7 +53,7 @@ def questions_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[He
 
 
 def translated_adjectives(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Return the share of adjectives whose English is in the translation, in percent."""
+    """Return the percentage of adjectives with their English in the translation."""
     known, right = adjectives(), []
     translations = translator.translate([source for source, _ in pairs])
     for (source, _), (best, *_) in zip(pairs, translations, strict=True):
@@ -65,7 +63,7 @@ def translated_adjectives(translator: Translator, pairs: Sequence[Pair]) -> floa
 
 
 def run(lab: Lab) -> Outcome:
-    """Look for the head, and leave out each head of the encoder in turn."""
+    """Find the head, and leave out each encoder head in turn."""
     translator = lab.train("built-in corpus").translator()
     pairs = described_pairs()
     rows: list[tuple[Cell, ...]] = []

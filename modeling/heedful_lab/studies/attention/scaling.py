@@ -1,10 +1,4 @@
-"""Scaling: why section 3.2.1 divides scores by √d_k.
-
-If the components of a query and a key are independent with mean 0 and variance 1, their product q·k has variance d_k.
-A softmax over scores that large puts nearly all weight on one, and passes hardly any gradient on. Additive scores do
-not grow with d_k. Three scorings are trained at three widths, where h·d_k = d_model as in Table 3, row A: so the costs
-are equal, and fresh projections give queries and keys of variance 1.
-"""
+"""Scaling: why scores are divided by √d_k (section 3.2.1), by random scores and by training at equal costs."""
 
 import math
 from itertools import product
@@ -28,16 +22,16 @@ MEASURES = {"largest": "largest weight", "entropy": "entropy in nats", "gradient
 
 
 class Softmax(NamedTuple):
-    """What a softmax over the scores of random queries and keys does, means over queries."""
+    """Results of softmax over scores of random queries and keys, means over queries."""
 
-    variance: float  # of a score
+    variance: float  # of scores
     largest: float  # weight
     entropy: float  # of the weights, in nats
-    gradient: float  # norm of the matrix of derivatives of the weights by the scores
+    gradient: float  # norm of the weights' Jacobian by the scores
 
 
 def softmax_of_random(d_k: int, is_scaled: bool, seed: int) -> Softmax:
-    """Look at the softmax over scores of random queries and keys, the same ones whether scores are scaled or not."""
+    """Return the results for random queries and keys, the same with and without scaling."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(QUERIES, d_k, generator=generator)
     products = [(query * torch.randn(QUERIES, d_k, generator=generator)).sum(-1) for _ in range(KEYS)]
@@ -55,7 +49,7 @@ def softmax_of_random(d_k: int, is_scaled: bool, seed: int) -> Softmax:
 
 
 def run(lab: Lab) -> Outcome:
-    """Look at random scores by width, and train each scoring at three widths."""
+    """Measure random scores by width, and train each scoring at three widths."""
     plain = {d_k: softmax_of_random(d_k, False, lab.seed) for d_k in WIDTHS}
     scaled = {d_k: softmax_of_random(d_k, True, lab.seed) for d_k in WIDTHS}
     curves = {}

@@ -1,7 +1,6 @@
-"""Single heads of a model: what they look at, how important they are by gradient, and the model without some of them.
+"""Single heads: their attention, their importance by gradient, and the model without some.
 
-Michel et al. (2019), "Are Sixteen Heads Really Better than One?": a head is multiplied by a mask ξ that is 1, and is
-as important as the loss depends on it, E|∂L/∂ξ| over sentences (equation 2), divided by the norm of its layer's.
+Importance is E|∂L/∂ξ| of a mask ξ = 1, divided by its layer's norm (Michel et al., 2019, equation 2).
 """
 
 import copy
@@ -27,18 +26,15 @@ if TYPE_CHECKING:
     from heedful.attention_heed import HeedAttention
     from heedful.modeling_heed import HeedForConditionalGeneration
 
-# The mean weight on each of `PLACES` where a head can look, its mean "largest weight", and its "entropy" in nats.
+# Mean weight on each possible place of `PLACES`, mean "largest weight", and "entropy" in nats.
 Look = dict[str, float]
 PLACES = ("previous", "same", "next", "first", "</s>")
-# Places that a head cannot look at, or that mean nothing: a source token has no target token beside it.
+# Impossible or meaningless places: source tokens have no neighbouring target token.
 NOT_THERE = {"encoder": (), "decoder": ("next", "</s>"), "cross": ("previous", "same", "next")}
 
 
 def looks_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, Look]:
-    """Measure what every head of a model looks at, along the given translations.
-
-    In the decoder "same" is the token that was read last and "first" is <s>; the last source token is </s>.
-    """
+    """Measure each head's attention; in the decoder "same" is the last input token and "first" is <s>."""
     found: dict[Head, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for weights_by_head in attention_by_head(translator, pairs):
         for head, weights in weights_by_head.items():
@@ -51,7 +47,7 @@ def looks_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, 
 
 
 def look_of(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what the weights of a head, `(rows, columns)`, say of each row: its weight on every place that it has."""
+    """Return a head's weights `(rows, columns)` on each place, by row."""
     return {
         "previous": weights.diagonal(-1),
         "same": weights.diagonal(),
@@ -64,13 +60,13 @@ def look_of(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def most_positional(looks: dict[Head, Look], kind: str) -> tuple[float, str, Head]:
-    """Return the largest share of weight on the token's own or a neighbouring place, the place, and the head."""
+    """Return the largest share of weight on the same or a neighbouring place, the place, and the head."""
     places = [(head, place) for head in looks if head.kind == kind for place in PLACES[:3] if place in looks[head]]
     return max((looks[head][place], place, head) for head, place in places)
 
 
 def sharpest(looks: dict[Head, Look], kind: str) -> Head:
-    """Return the head of a kind whose largest weight is largest on average."""
+    """Return the head of one kind with the largest mean "largest weight"."""
     return max((head for head in looks if head.kind == kind), key=lambda head: looks[head]["largest weight"])
 
 
@@ -85,13 +81,13 @@ def attention_modules(model: Seq2SeqModel) -> dict[tuple[Kind, int], "HeedAttent
 
 
 def heads_of(model: Seq2SeqModel) -> list[Head]:
-    """Return all heads of a model."""
+    """Return all heads."""
     places = attention_modules(model).items()
     return [Head(*place, number) for place, module in places for number in range(_head_count(module))]
 
 
 def head_importance(model: Seq2SeqModel, rows: EncodedPairs) -> dict[Head, float]:
-    """Return the importance of every head, |∂L/∂ξ| of the loss per token, mean of sentences; a layer's at norm 1."""
+    """Return each head's importance: mean |∂L/∂ξ| of sentences' loss per token, scaled to norm 1 in each layer."""
     pad, modules = model.config.pad_token_id or 0, attention_modules(model)
     masks = [torch.ones(_head_count(one), device=model.device, requires_grad=True) for one in modules.values()]
     totals = [torch.zeros_like(mask) for mask in masks]
@@ -103,13 +99,13 @@ def head_importance(model: Seq2SeqModel, rows: EncodedPairs) -> dict[Head, float
             loss = model(**{name: values.to(model.device) for name, values in batch.items()}).loss
             for total, gradient in zip(totals, torch.autograd.grad(loss, masks), strict=True):
                 total += gradient.abs()
-    smallest = torch.finfo(torch.float32).tiny  # for a layer that nothing depends on
+    smallest = torch.finfo(torch.float32).tiny  # for a layer without effect
     scaled = [value for total in totals for value in (total / total.norm().clamp_min(smallest)).tolist()]
     return dict(zip(heads_of(model), scaled, strict=True))
 
 
 def without_heads(model: Seq2SeqModel, heads: Iterable[Head]) -> Seq2SeqModel:
-    """Return a copy of the model that computes as if the heads were not there: `out_proj` reads zeros from them."""
+    """Return a copy of the model without the heads: `out_proj` ignores their outputs."""
     pruned = copy.deepcopy(model)
     modules = attention_modules(pruned)
     for head in heads:
@@ -124,6 +120,6 @@ def _head_count(module: "HeedAttention") -> int:
 
 
 def _masked(mask: torch.Tensor, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    """Multiply the output of every head by its place in the mask, `(heads,)`."""
+    """Multiply each head's output by its number in the mask `(heads,)`."""
     heads = inputs[0].unflatten(-1, (len(mask), -1))  # (…, h, d_v)
     return ((heads * mask[:, None]).flatten(-2),)

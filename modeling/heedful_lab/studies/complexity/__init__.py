@@ -1,1 +1,1 @@
-"""Table 1 of the paper, measured: what a layer of each kind costs, and how far it reaches."""
+"""Table 1 of the paper, measured: each kind of layer's costs and reach."""

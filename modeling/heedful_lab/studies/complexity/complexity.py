@@ -1,4 +1,4 @@
-"""Table 1, counted, timed, and checked by gradient: what layers of each kind cost, and how far apart positions are."""
+"""Table 1, counted, timed, and checked by gradient: each kind of layer's costs and path lengths."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -19,16 +19,16 @@ NONE, PATH = "–", "maximum path length"
 
 
 class Measurements(NamedTuple):
-    """What was measured of layers of some sizes."""
+    """Measurements of layers of some sizes."""
 
     sizes: Sizes
     costs: Mapping[str, Mapping[int, Cost]]  # by kind and length
     paths: Mapping[str, Mapping[int, int]]  # maximum path lengths by gradient, by kind and length
-    machine: Mapping[str, Any]  # that they were made on
+    machine: Mapping[str, Any]  # of the measurements
 
 
 def run(lab: Lab) -> Outcome:
-    """Count, time and look for path lengths; minutes at the default settings."""
+    """Count operations, time layers and find path lengths; takes minutes at the default settings."""
     settings = lab.settings()
     sizes = Sizes(**{field.name: settings[field.name] for field in fields(Sizes)})
     check_at_least(1, rounds=settings["rounds"])
@@ -47,9 +47,9 @@ def run(lab: Lab) -> Outcome:
 
 
 def outcome_of(measured: Measurements, rounds: int) -> Outcome:
-    """Return the tables and figures of what was measured in some rounds."""
+    """Return the tables and figures of measurements in some rounds."""
     sizes, costs, paths, where = measured
-    lengths = list(costs["plain"])  # of which additive scores may lack the last
+    lengths = list(costs["plain"])  # additive scores may lack the last
 
     def by_length(cell_of: Callable[[Cost], Cell]) -> list[tuple[Cell, ...]]:
         return [(n, *(cell_of(costs[kind][n]) if n in costs[kind] else NONE for kind in KINDS)) for n in lengths]

@@ -1,8 +1,8 @@
-"""What a layer of each kind computes, in how many steps, and how far apart two positions are: Table 1, exactly.
+"""Table 1 exactly: each kind of layer's operations, sequential steps, and path lengths.
 
-Operations are multiply-adds of matrix products and convolutions for one sequence; softmax, gates and sums, of lower
-order, are not among them. n is the length, d the width d_model, k the width of a convolution, r how many positions
-away restricted self-attention sees, to either side.
+Operations are multiply-adds of matrix products and convolutions for one sequence. n is the length, d the width
+d_model, k
+a convolution's width, r the positions that restricted self-attention sees to either side.
 """
 
 import itertools
@@ -19,12 +19,12 @@ GATES: dict[CellKind, int] = {"rnn": 1, "gru": 3, "lstm": 4}
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the layers; a number out of range or an unknown cell is a `ValueError` that names the field."""
+    """Sizes of the layers; a number out of range or an unknown cell is a `ValueError`."""
 
-    d_model: int  # width d of every layer
+    d_model: int  # width d of the layers
     heads: int  # of self-attention
-    neighbourhood: int  # r, how many positions away restricted self-attention sees
-    kernel_width: int  # k, of a convolution
+    neighbourhood: int  # r, of restricted self-attention
+    kernel_width: int  # k, of convolutions
     cell: CellKind  # of the recurrent layer
 
     def __post_init__(self) -> None:
@@ -38,12 +38,13 @@ class Sizes:
 
 
 def operations(kind: str, length: int, sizes: Sizes) -> int:
-    """Return the multiply-adds of one layer: all that it computes, projections included.
+    """Return the multiply-adds of one layer, with its projections.
 
-    Self-attention projects each position four times (4·n·d²), and has n² scores and n² weights of d numbers (2·n²·d).
-    In windows every block of b = max(r, 16) queries meets 3·b keys, the last one filled up: 6·b·d a query. A cell
-    multiplies input and state by a matrix for each of its gates, four in an LSTM (8·n·d²). A gated convolution has
-    twice as many outputs as inputs (2·k·n·d²).
+    Self-attention: four projections of each position (4·n·d²), n² scores and n² weights of d numbers (2·n²·d). In
+    windows,
+    each block of b = max(r, 16) queries meets 3·b padded keys: 6·b·d a query. A cell has a matrix for each gate, for
+    input
+    and state; an LSTM has four gates (8·n·d²). A gated convolution has 2·d outputs (2·k·n·d²).
     """
     n, d = length, sizes.d_model
     if kind in ("self_attention", "plain", "masked", "additive"):
@@ -57,7 +58,7 @@ def operations(kind: str, length: int, sizes: Sizes) -> int:
 
 
 def term_of_table_1(kind: str, length: int, sizes: Sizes) -> int:
-    """Return the number under the O of Table 1, column "complexity per layer"."""
+    """Return the number in the O of Table 1, column "complexity per layer"."""
     n, d = length, sizes.d_model
     terms = {
         "restricted": sizes.neighbourhood * n * d,
@@ -68,17 +69,15 @@ def term_of_table_1(kind: str, length: int, sizes: Sizes) -> int:
 
 
 def sequential_steps(kind: str, length: int) -> int:
-    """Return how many steps of a layer wait for each other: those of Table 1, column "sequential operations"."""
+    """Return the number of sequential steps (Table 1, column "sequential operations")."""
     return length if kind == "recurrent" else 1
 
 
 def path_length(kind: str, length: int, sizes: Sizes) -> int:
-    """Return the maximum path length: how many layers, or cells in a row, until every output has met every input.
+    """Return the maximum path length: layers, or cells in a row, until each output has met each input.
 
-    Table 1 has its order; this is the number. Self-attention takes 1, a neighbourhood ⌈(n−1)/r⌉, a recurrent layer n
-    cells, and contiguous convolutions that look to both sides ⌈2(n−1)/(k−1)⌉. Causal layers, in which only earlier
-    inputs are to be met, take ⌈(n−1)/(k−1)⌉ contiguous convolutions (`causal`), or ⌈log_k n⌉ whose dilation grows
-    k-fold from layer to layer (`dilated`).
+    Table 1 has its order. Convolutions need ⌈2(n−1)/(k−1)⌉ to both sides; if causal, ⌈(n−1)/(k−1)⌉, or ⌈log_k n⌉ with
+    k-fold dilation from layer to layer (`dilated`). A neighbourhood needs ⌈(n−1)/r⌉, a recurrent layer n cells.
     """
     far, k = length - 1, sizes.kernel_width
     lengths = {

@@ -1,10 +1,4 @@
-"""The layers that Table 1 compares, each a module that transforms `(batch, length, d_model)`.
-
-Self-attention is that of the model. The convolutional block is that of *Convolutional Sequence to Sequence
-Learning* (Gehring et al., 2017), with which *Attention Is All You Need* compares.
-
-Letters in shape comments: B batch, D = d_model.
-"""
+"""The layers of Table 1 on `(batch, length, d_model)`; the convolutional block is Gehring et al.'s (2017)."""
 
 import math
 from collections.abc import Callable
@@ -20,14 +14,13 @@ from heedful.attention_heed import HeedAttention
 from heedful.configuration_heed import HeedConfig
 from heedful_lab.studies.complexity.counts import CellKind, Sizes
 
-HALF_VARIANCE = math.sqrt(0.5)  # keeps the variance of a sum of two as large as that of each (section 3.5)
+HALF_VARIANCE = math.sqrt(0.5)  # keeps a sum's variance (section 3.5)
 
 
 class SelfAttentionLayer(nn.Module):
-    """Multi-head self-attention as in Heed's encoder (section 3.2), its mask included; no feed-forward network.
+    """Multi-head self-attention of Heed's encoder (section 3.2) with its mask, without the feed-forward network.
 
-    A neighbourhood (restricted self-attention, section 4) is computed in blocks, as Heed does it, or by a mask of all
-    pairs of positions. The kernel is `sdpa`, or `eager`, which is equation 1 as written, or with additive scores.
+    Restricted self-attention (section 4) runs in blocks, or with a mask of all pairs. The kernel is `sdpa` or `eager`.
     """
 
     def __init__(
@@ -68,7 +61,7 @@ class SelfAttentionLayer(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """A recurrent layer that reads from left to right, by torch's own cells."""
+    """A recurrent layer from left to right, with torch's cells."""
 
     def __init__(self, d_model: int, cell: CellKind = "lstm"):
         super().__init__()
@@ -80,11 +73,11 @@ class RecurrentLayer(nn.Module):
 
 
 class ConvolutionalLayer(nn.Module):
-    """A gated convolution in a residual connection: (x + A ⊙ σ(B))·√0.5, A and B the halves of what it computes.
+    """A gated convolution in a residual connection: (x + A ⊙ σ(B))·√0.5; A and B are halves of the output.
 
-    It looks at `kernel_width` positions, `dilation` apart: to both sides as in an encoder, or back alone if
-    `is_causal`, as in a decoder (Gehring et al., sections 3.2, 3.3). Weights are drawn so that the variance stays
-    (section 3.5); the paper's weight normalization is `torch.nn.utils.parametrizations.weight_norm` of `convolution`.
+    It sees `kernel_width` positions, `dilation` apart, to both sides, or only back if `is_causal` (Gehring et al.,
+    sections
+    3.2, 3.3). Initial weights keep the variance (section 3.5).
     """
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False):
@@ -102,12 +95,10 @@ class ConvolutionalLayer(nn.Module):
 
 
 def make_layer(kind: str, sizes: Sizes, kernel: str = "sdpa", depth: int = 0) -> nn.Module:
-    """Make a layer of a kind, in evaluation mode.
+    """Make a layer of one kind, in evaluation mode; dilation grows k-fold with `depth` in the stack, from 0.
 
-    Kinds are those of Table 1, `plain` and `masked`, which compute attention with every pair of positions in memory,
-    `additive`, which is `plain` with Bahdanau's score, and `causal` and `dilated` convolutions, as a decoder has them.
-    The kernel computes attention where the kind does not say; with the depth in the stack, from 0, dilation grows
-    k-fold.
+    `plain` and `masked` attention keep all pairs of positions in memory; `additive` is `plain` with Bahdanau's score;
+    `causal` and `dilated` convolutions are a decoder's.
     """
     width, heads, radius, k = sizes.d_model, sizes.heads, sizes.neighbourhood, sizes.kernel_width
     makers: dict[str, Callable[[], nn.Module]] = {

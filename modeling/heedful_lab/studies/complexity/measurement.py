@@ -1,4 +1,4 @@
-"""How the time and the memory of a layer grow with the length of what it reads, on this machine's CPU."""
+"""How a layer's time and memory grow with the input's length, on this machine's CPU."""
 
 import math
 import os
@@ -16,25 +16,25 @@ from heedful.checking.memory import HeldBytes
 from heedful_lab.studies.complexity.counts import Sizes
 from heedful_lab.studies.complexity.layers import make_layer
 
-# Those of Table 1, then three that compute attention with every pair of positions in memory.
+# Those of Table 1, then three with all pairs of positions in memory.
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "plain", "masked", "additive")
-MOST_ADDITIVE_BYTES = 2**31  # of additive scores, which need d numbers for each pair of positions
-SHORTEST_TIMING = 0.02  # so many seconds lasts what is timed: shorter calls are repeated
-FEWEST_LENGTHS = 3  # fewer have no upper half through which a line could be drawn
+MOST_ADDITIVE_BYTES = 2**31  # of additive scores: d numbers for each pair of positions
+SHORTEST_TIMING = 0.02  # seconds; shorter calls are repeated
+FEWEST_LENGTHS = 3  # for a line through the upper half
 
 
 class Cost(NamedTuple):
-    """What a forward pass of a layer costs at one length."""
+    """A forward pass's costs at one length."""
 
     milliseconds: float  # median of all rounds
     fastest: float  # round, in milliseconds
     slowest: float
-    held_bytes: int  # by the tensors that it makes, at once
+    held_bytes: int  # at once, by tensors of the pass
 
 
 @torch.no_grad()
 def held_bytes(layer: nn.Module, states: torch.Tensor) -> int:
-    """Return the most bytes that a forward pass holds at once, in addition to weights and input."""
+    """Return a forward pass's peak memory in bytes, without weights and input."""
     with HeldBytes() as memory:
         layer(states)
     return memory.peak
@@ -42,7 +42,7 @@ def held_bytes(layer: nn.Module, states: torch.Tensor) -> int:
 
 @torch.no_grad()
 def seconds_of(layer: nn.Module, states: torch.Tensor) -> float:
-    """Return the CPU's seconds for one forward pass, the mean over as many as last long enough to be timed."""
+    """Return a forward pass's mean CPU seconds, over enough calls to be timed."""
     calls, start = 0, time.process_time()
     while calls == 0 or time.process_time() - start < SHORTEST_TIMING:
         layer(states)
@@ -51,11 +51,7 @@ def seconds_of(layer: nn.Module, states: torch.Tensor) -> float:
 
 
 def exponent(costs: Sequence[tuple[int, float]]) -> float | None:
-    """Return the power of the length by which costs (length, cost) grow; `None` of fewer than three.
-
-    It is the slope of a line through the logarithms of the upper half (the middle one included), where constant costs
-    matter least.
-    """
+    """Return the slope through the logarithms of (length, cost), upper half; `None` for fewer than three."""
     if len(costs) < FEWEST_LENGTHS:
         return None
     points = [(math.log(length), math.log(cost)) for length, cost in costs[len(costs) // 2 :]]
@@ -63,11 +59,11 @@ def exponent(costs: Sequence[tuple[int, float]]) -> float | None:
 
 
 def measure(sizes: Sizes, lengths: Sequence[int], rounds: int, seed: int) -> dict[str, dict[int, Cost]]:
-    """Time every layer at every length, all in turns, and count the bytes it holds.
+    """Time each layer at each length, in turns, and measure its memory.
 
-    Everything is computed in float32 by one thread, without gradients, for one sequence. Seconds are the process's own
-    (CPU time), so that other processes disturb them through caches and clock rates alone. Additive scores that are too
-    large have no cost.
+    One float32 sequence, one thread, no gradients. Times are CPU seconds of this process. Too large additive scores
+    have no
+    cost.
     """
     torch.manual_seed(seed)
     layers = {kind: make_layer(kind, sizes) for kind in KINDS}
@@ -93,7 +89,7 @@ def _fits(kind: str, length: int, d_model: int) -> bool:
 
 
 def machine() -> dict[str, Any]:
-    """Return the processor, its cores, and how busy they are ("unknown" where the system does not say)."""
+    """Return the processor, its cores, and their load ("unknown" if the system does not report it)."""
     names = [line.partition(":")[2].strip() for line in _lines_of("/proc/cpuinfo") if line.startswith("model name")]
     load = _lines_of("/proc/loadavg")
     return {

@@ -1,8 +1,6 @@
-"""Which inputs reach which outputs, and after how many layers: maximum path lengths, found by gradient.
+"""Maximum path lengths: an input reaches an output if the output's gradient is not zero there.
 
-An input reaches an output where the gradient of the output by it is not zero. Weights are random, so that none is zero
-by chance. Nor is one because a product of many small numbers is too small for float64: between two layers what comes
-back at each position is brought to length 1, which leaves zeros as they are.
+Between layers the gradient at each position is scaled to length 1, to prevent underflow in float64.
 """
 
 from dataclasses import replace
@@ -14,21 +12,21 @@ from torch import nn
 from heedful_lab.studies.complexity.counts import Sizes
 from heedful_lab.studies.complexity.layers import RecurrentLayer, make_layer
 
-WIDTH, HEADS = 8, 2  # wide enough that no gradient is zero by chance; reach does not depend on the width
-# In these an output looks at earlier inputs alone. Dilated convolutions are among them because a stack of padded ones
-# that look to both sides would go 27 - 9 - 3 positions to reach 15, by way of padding, and so needs further layers.
+WIDTH, HEADS = 8, 2  # wide enough to avoid zeros by chance; reach does not depend on it
+# Outputs see only earlier inputs. Dilated convolutions to both sides would need more layers: they reach 15 as
+# 27 - 9 - 3, through padding.
 CAUSAL_KINDS = ("recurrent", "causal", "dilated")
 KINDS = ("self_attention", "restricted", "recurrent", "convolutional", "causal", "dilated")
-LONGEST_REACH = 256  # on longer ways through a recurrent layer gradients become zero, in float64 too
+LONGEST_REACH = 256  # beyond it a recurrent layer's gradients underflow, in float64 too
 
 
 def layer_at(kind: str, depth: int, sizes: Sizes) -> nn.Module:
-    """Make the layer at a depth, from 0, of a stack of a kind, in float64."""
+    """Make the layer at `depth` (from 0) in a stack, in float64."""
     return make_layer(kind, replace(sizes, d_model=WIDTH, heads=HEADS), "eager", depth).double()
 
 
 def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None = None) -> torch.Tensor:
-    """Tell which inputs `(1, length, d_model)` reach which outputs, or those at positions: `(outputs, inputs)`."""
+    """Return which inputs `(1, length, d_model)` reach which outputs, or those at positions: `(outputs, inputs)`."""
     direction = torch.randn_like(outputs[0, 0])
     rows = []
     for position in range(outputs.shape[1]) if positions is None else positions:
@@ -38,13 +36,13 @@ def reached(outputs: torch.Tensor, inputs: torch.Tensor, positions: range | None
 
 
 def layers_until_all_meet(kind: str, length: int, sizes: Sizes, seed: int) -> int:
-    """Return how many layers it takes until every output depends on every input, in a causal kind on all before it."""
+    """Return the number of layers until each output depends on each input (in a causal kind, each earlier one)."""
     torch.manual_seed(seed)
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
     wanted = torch.ones(length, length, dtype=torch.bool)
     if kind in CAUSAL_KINDS:
         wanted = wanted.tril()
-    ends = range(0, length, length - 1)  # those farthest apart; all are looked at when these have met
+    ends = range(0, length, length - 1)  # farthest apart; all are checked when these have met
     outputs = inputs
     for depth in range(length):
         outputs = layer_at(kind, depth, sizes)(outputs)
@@ -55,16 +53,13 @@ def layers_until_all_meet(kind: str, length: int, sizes: Sizes, seed: int) -> in
 
 
 def _to_length_1(gradient: torch.Tensor) -> torch.Tensor:
-    largest = gradient.abs().amax(-1, keepdim=True)  # whose square does not vanish
+    largest = gradient.abs().amax(-1, keepdim=True)  # its square does not vanish
     gradient = gradient / largest.where(largest > 0, 1)
     return F.normalize(gradient, dim=-1)
 
 
 def cells_between_ends(length: int, sizes: Sizes, seed: int) -> int:
-    """Return how many cells of a recurrent layer lie between the first input and the last output.
-
-    The memory is cut before each cell in turn: where then nothing of the first input arrives, there is no way around.
-    """
+    """Count a recurrent layer's cells between first input and last output: a cut before each stops the gradient."""
     torch.manual_seed(seed)
     layer = RecurrentLayer(WIDTH, sizes.cell).double()
     inputs = torch.randn(1, length, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -81,7 +76,7 @@ def cells_between_ends(length: int, sizes: Sizes, seed: int) -> int:
 
 
 def path_by_gradient(kind: str, length: int, sizes: Sizes, seed: int) -> int:
-    """Return the maximum path length: of a recurrent layer the cells that it leads through, and else the layers."""
+    """Return the maximum path length: in cells for a recurrent layer, otherwise in layers."""
     if kind == "recurrent":
         return cells_between_ends(length, sizes, seed)
     return layers_until_all_meet(kind, length, sizes, seed)

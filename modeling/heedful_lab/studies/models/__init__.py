@@ -1,1 +1,1 @@
-"""Studies that compare models: with other positions, shared or own embeddings, other memories, other lengths."""
+"""Studies that compare models: positions, shared embeddings, memory, and length."""

@@ -1,9 +1,4 @@
-"""Long-range dependence: what a model makes of long sources, how its gradients reach far back, and beyond what it saw.
-
-Section 4 argues that short paths between positions make dependencies easier to learn. A recurrent model without
-attention has to carry the whole source through every step, one with attention looks at it, a Transformer does nothing
-else.
-"""
+"""Long-range dependence: long sources, gradients at distant tokens, and lengths beyond training (section 4)."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -20,43 +15,43 @@ from heedful_lab.studies.report import Outcome
 from heedful_lab.studies.study import Lab, description_of
 from heedful_lab.studies.training import Training, model_changes
 
-MOST_SENTENCES = 3  # that are joined to one source
+MOST_SENTENCES = 3  # joined in a source
 SENTENCES = {"train": 60_000, "validation": 600, "test": 2_000}
-GROUPS = (10, 18, 26, 34, 50)  # upper ends of the groups of sources, in tokens
-MEASURED = 40  # sources of a group whose gradients are measured
+GROUPS = (10, 18, 26, 34, 50)  # upper limits of length groups, in tokens
+MEASURED = 40  # sources per group with measured gradients
 
-# The task that JoeyNMT publishes: 50 symbols, at most 25 of them in training and at most 30 in the test.
+# JoeyNMT's published task: 50 symbols, sequences of up to 25 in training and up to 30 in the test.
 SYMBOLS = 50
 SEEN, LONGEST = 25, 30
-SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)  # upper ends, in symbols
+SEQUENCE_GROUPS = (5, 10, 15, 20, SEEN, LONGEST)  # upper limits, in symbols
 SEQUENCES = {"train": 50_000, "validation": 500, "test": 1_000}
 PUBLISHED_REVERSAL = 95.19
 
 DESCRIPTION = description_of(__file__)
 MODELS = DESCRIPTION["models"]
 JOINED = DESCRIPTION["joined"]
-REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every symbol is a word
+REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # each symbol is a word
 RATIO = "gradient, first / average"
 
-ByLength = dict[str, list[float]]  # a value for every group of lengths, by the name of a model
+ByLength = dict[str, list[float]]  # values by length group, by model
 
 
 def joined_sentences(split: str, count: int, seed: int) -> list[Pair]:
-    """Return neighbouring pairs of the built-in corpus, one to three of them joined to one pair."""
+    """Return pairs of the built-in corpus, one to three neighbours joined."""
     draw = Random(seed)
     sizes = iter(lambda: draw.randint(1, MOST_SENTENCES), None)
     return joined_pairs(corpus_pairs(f"builtin:{split}:{count}"), sizes)
 
 
 def reversed_sequences(longest: int, count: int, seed: int) -> list[Pair]:
-    """Return random sequences of one to `longest` symbols, each with the same symbols from the last to the first."""
+    """Return random sequences of one to `longest` symbols and their reversals."""
     return reversal_pairs(
         lambda random: [f"s{random.randrange(SYMBOLS)}" for _ in range(random.randint(1, longest))], count, seed
     )
 
 
 def run(lab: Lab) -> Outcome:
-    """Train the three models on joined sentences and on reversal; score by length, and measure gradients."""
+    """Train three models on joined sentences and reversal, and measure scores and gradients by length."""
     joined = {split: joined_sentences(split, count, lab.seed) for split, count in SENTENCES.items()}
     sequences = {
         split: reversed_sequences(SEEN if split != "test" else LONGEST, count, lab.seed + number)
@@ -94,7 +89,7 @@ def _by_length(
     pairs: Sequence[Pair],
     metric: str,
 ) -> tuple[ByLength, ByLength]:
-    """Return the score of each group of pairs, and the share of the gradient at the first token of a source."""
+    """Return each group's score, and the relative gradient at the first source token."""
     scores, gradients = {}, {}
     for name, training in trainings.items():
         translator = training.translator()
@@ -113,7 +108,7 @@ def _symbols(translator: Translator, pairs: Sequence[Pair]) -> list[int]:
 
 
 def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Sequence[int]) -> list[list[Pair]]:
-    """Return the pairs of each group of lengths; longer ones are in none."""
+    """Return the pairs of each length group, without longer ones."""
     groups: list[list[Pair]] = [[] for _ in (*ends, "longer")]
     for pair, length in zip(pairs, lengths, strict=True):
         groups[bisect_left(ends, length)].append(pair)
@@ -121,7 +116,7 @@ def _grouped(ends: Sequence[int], pairs: Sequence[Pair], lengths: Sequence[int])
 
 
 def _share_at_the_first(translator: Translator, pairs: Sequence[Pair]) -> float:
-    """Return the norm of the gradient at the first source token's embedding over the average of all, mean of pairs."""
+    """Return the gradient norm at the first source token's embedding, relative to all tokens; mean over pairs."""
     model, tokenizers = translator.model, translator.tokenizers
     shares = []
     for source, target in pairs:

@@ -1,4 +1,4 @@
-"""The ladder: what each invention gave, on the same pairs, with the same tokenizer and the same number of updates."""
+"""The ladder: each invention's gain, with the same pairs, tokenizer and number of updates."""
 
 from heedful_lab.figures import bars
 from heedful_lab.studies.report import Outcome
@@ -6,7 +6,7 @@ from heedful_lab.studies.study import Lab, description_of
 from heedful_lab.studies.training import model_changes
 
 TEST = "test_2016_flickr"
-RATE = 0.0015  # peak learning rate, where a rung has no other
+RATE = 0.0015  # default peak learning rate
 DESCRIPTION = description_of(__file__)
 RUNGS = DESCRIPTION["rungs"]
 

@@ -1,9 +1,7 @@
-"""From Markov to attention: how well ever more memory predicts the next target token, with and without the source.
+"""From Markov to attention: next-token prediction with more and more memory, with and without the source.
 
-Counts remember a fixed window of tokens; a recurrent decoder has a state that everything must pass through; the
-Transformer's decoder looks at every earlier token. Without the source each is a language model, with it a translator.
-All have the same tokenizer, test sentences and tokens, </s> included. "Without the source" is the same kind of model
-trained on pairs whose source is always the same, which says nothing.
+All models have the same tokenizer and test tokens (with </s>). Models without the source are trained on pairs with one
+constant source.
 """
 
 import math
@@ -21,8 +19,8 @@ from heedful_lab.studies.training import Training, model_changes, study_recipe
 
 WINDOWS = (0, 1, 2, 3, 4)
 NAMES = {0: "unigram", 1: "first-order Markov"}
-NOTHING = "."  # the source of a model that is to have none
-TRANSLATED = 10  # test pairs of a model without the source, whose translations mean nothing
+NOTHING = "."  # constant source for models without a source
+TRANSLATED = 10  # test pairs without the source
 DESCRIPTION = description_of(__file__)
 
 
@@ -30,14 +28,14 @@ class Memory(NamedTuple):
     """A model of the next token."""
 
     name: str
-    reads: str  # what it knows of the sentence
-    size: int  # number of its parameters, or of n-grams that were counted
-    target_tokens: int  # of its training, as often as they came
-    perplexity: float  # of the test sentences, per token
+    reads: str  # its input
+    size: int  # number of parameters, or of counted n-grams
+    target_tokens: int  # in training, with repetitions
+    perplexity: float  # per token of the test sentences
 
 
 def run(lab: Lab) -> Outcome:
-    """Count, train, and measure the perplexity of the same test sentences."""
+    """Count, train, and measure perplexity on the same test sentences."""
     pairs = held_out_pairs()
     translator = lab.train("Transformer, with the source")
     same_tokenizer = {"tokenizer.path": str(translator.folder / "tokenizer")}
@@ -75,11 +73,11 @@ def _blind(pairs: list[Pair]) -> list[Pair]:
 def _without_source(lab: Lab) -> dict[str, Any]:
     train, validation = training_pairs(lab), corpus_pairs(study_recipe({}).data.validation or "")
     files = lab.write_data(_blind(train), _blind(validation), test=_blind(held_out_pairs()[:TRANSLATED]))
-    return {**files, "data.cleaning.drop_overlap": False}  # every source is in the held-out data
+    return {**files, "data.cleaning.drop_overlap": False}  # held-out data has the same source
 
 
 def _count(translator: Translator, trained_on: list[Pair], tested_on: list[Pair]) -> list[Memory]:
-    """Count the n-grams of targets, and measure on other targets."""
+    """Count n-grams of targets, and measure other targets."""
     tokenizers, start = translator.tokenizers, translator.model.config.decoder_start_token_id
     train, test = (tokenizers.encode_target([target for _, target in some]) for some in (trained_on, tested_on))
     models = []

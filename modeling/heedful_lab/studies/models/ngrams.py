@@ -1,7 +1,4 @@
-"""Language models that only count: the next token from the τ tokens before it, smoothed by interpolated Kneser-Ney.
-
-With τ = 0 it is a unigram model, with τ = 1 a first-order Markov chain, with more a window of fixed width.
-"""
+"""N-gram models: the next token from the τ previous tokens, with interpolated Kneser-Ney smoothing."""
 
 import math
 from collections import Counter, defaultdict
@@ -11,20 +8,20 @@ from typing import NamedTuple
 
 History = tuple[int, ...]
 
-# Where few n-grams were seen once or twice the estimate may be 0 or 1, and some token would get nothing.
+# With few n-grams the estimate may be 0 or 1, and some tokens would get no probability.
 SMALLEST_DISCOUNT, LARGEST_DISCOUNT = 0.1, 0.9
 
 
 class Level(NamedTuple):
-    """Counts of the tokens after histories of one length."""
+    """Counts of tokens after histories of one length."""
 
-    counts: dict[History, Counter[int]]  # how often each followed; below the longest, after how many left contexts
-    totals: dict[History, int]  # sums of these counts
-    discount: float  # taken from every count above 0 and given to the shorter history
+    counts: dict[History, Counter[int]]  # of each token; for shorter histories, numbers of left contexts
+    totals: dict[History, int]  # sums of counts
+    discount: float  # moved from each positive count to the shorter history
 
 
 def level_of(counts: dict[History, Counter[int]]) -> Level:
-    """Sum up counts, and estimate the discount as n₁ / (n₁ + 2 n₂) from what was counted once and twice."""
+    """Sum up counts, and estimate the discount n₁ / (n₁ + 2 n₂) from counts of 1 and 2."""
     values = [count for tokens in counts.values() for count in tokens.values()]
     once, twice = values.count(1), values.count(2)
     estimate = once / (once + 2 * twice) if once + twice else 0.5
@@ -33,15 +30,14 @@ def level_of(counts: dict[History, Counter[int]]) -> Level:
 
 
 class NgramModel:
-    """Predicts a token from the `window` tokens before it (interpolated Kneser-Ney: Chen & Goodman, 1999, section 3).
+    """A model of the next token after `window` tokens (interpolated Kneser-Ney: Chen & Goodman, 1999, section 3).
 
-    p(w | h) = (max(c(h w) − D, 0) + D · N(h) · p(w | h′)) / c(h), with c the counts, D the discount of the histories'
-    length, N(h) the number of different tokens after h, h′ the history without its first token, and 1 / `vocab_size`
-    below the empty history. For a history that never occurred it is p(w | h′). Counts of shorter histories are numbers
-    of different tokens to their left, save where a sentence begins, to the left of which nothing stands.
-
-    Rows are sentences as token ids, each ending in </s>; `vocab_size` counts tokens, seen or not, and `start_id`
-    stands before the first token of every sentence.
+    p(w | h) = (max(c(h w) − D, 0) + D · N(h) · p(w | h′)) / c(h), with counts c, the discount D of the history's
+    length,
+    the number N(h) of different tokens after h, and h′ without h's first token; p(w | h′) after an unseen history, and
+    1 / `vocab_size` below the empty one. Counts of shorter histories are numbers of different tokens to their left,
+    except
+    where a sentence begins. Rows are sentences as token ids with </s>; `start_id` precedes each.
     """
 
     def __init__(self, rows: Iterable[Sequence[int]], window: int, vocab_size: int, start_id: int):
@@ -60,15 +56,15 @@ class NgramModel:
         self.levels = list(map(level_of, counts))
 
     def size(self) -> int:
-        """Return the number of n-grams that were counted, of all lengths."""
+        """Return the number of counted n-grams of all lengths."""
         return sum(len(tokens) for level in self.levels for tokens in level.counts.values())
 
     def probability(self, history: Sequence[int], token: int) -> float:
-        """Return p(token | history), which is all tokens of the sentence before it, without the start token."""
+        """Return p(token | history) for the sentence's earlier tokens, without the start token."""
         read = self._history(history, len(history))
         probability = 1 / self.vocab_size
         for length, level in enumerate(self.levels[: len(read) + 1]):
-            known = read[len(read) - length :]  # its last tokens, from none of them to all
+            known = read[len(read) - length :]  # its last `length` tokens
             if known in level.totals:
                 tokens = level.counts[known]
                 rest = level.discount * len(tokens)
@@ -77,11 +73,11 @@ class NgramModel:
         return probability
 
     def perplexity(self, rows: Iterable[Sequence[int]]) -> float:
-        """Return the exponential of the mean negative log-likelihood per token, </s> included."""
+        """Return the exponential of the mean negative log-likelihood per token, with </s>."""
         losses = [-math.log(self.probability(row[:place], token)) for row in rows for place, token in enumerate(row)]
         return math.exp(fmean(losses))
 
     def _history(self, row: Sequence[int], place: int) -> History:
-        """Return the tokens that the model reads before a place of a row: fewer than `window` near its beginning."""
+        """Return the tokens before a place that the model uses: fewer than `window` near the beginning."""
         first = place - self.window
         return tuple(row[first:place]) if first >= 0 else (self.start_id, *row[:place])

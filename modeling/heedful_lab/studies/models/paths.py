@@ -1,7 +1,6 @@
-"""Paths: how many cells a word passes through on its way to its translation, in whole models, found by gradient.
+"""Paths: the number of cells between a word and its translation in whole models, found by gradient.
 
-The models have random weights. The memory is cut before one step of one cell after another: where then nothing of the
-source word arrives at the target word, that step lies on every way.
+If the word's gradient does not arrive when the memory is cut before a step, that step is on each path.
 """
 
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from heedful.figures import lines
 from heedful_lab.studies.report import Outcome
 from heedful_lab.studies.study import Lab, description_of
 
-LENGTHS = (3, 6, 12, 24)  # words: as many as "I love you" in Korean has, and more
+LENGTHS = (3, 6, 12, 24)  # words; "I love you" has three in Korean
 DESCRIPTION = description_of(__file__)
 MODELS: dict[str, dict[str, Any]] = DESCRIPTION["models"]
 VOCABULARY = 64
@@ -32,7 +31,7 @@ def make_model(name: str) -> Any:
 
 @contextmanager
 def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
-    """Yield the cells of all steps as they come, of which the one at `number` knows nothing of the state before it."""
+    """Yield the cells of all steps in order; step `number` gets a state without gradient."""
     steps: list[Cell] = []
     cells = [module for module in model.modules() if isinstance(module, Cell)]
 
@@ -55,19 +54,19 @@ def cut_before(model: Any, number: int | None) -> Iterator[list[Cell]]:
 
 
 def arrives(model: Any, length: int, place: int) -> bool:
-    """Tell whether the first source word has a gradient from a target word at a place, from 0."""
+    """Return True if the first source word has a gradient from the target word at a place, from 0."""
     ids = torch.arange(4, 4 + length)[None]
     embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
     logits = model(inputs_embeds=embedded, decoder_input_ids=ids).logits  # (1, length, V)
     outcome = logits[0, place] @ torch.randn_like(logits[0, place])
-    (gradient,) = torch.autograd.grad(outcome, embedded, allow_unused=True)  # None where all ways are cut
+    (gradient,) = torch.autograd.grad(outcome, embedded, allow_unused=True)  # None if all paths are cut
     return gradient is not None and bool((gradient[0, 0] != 0).any())
 
 
 def cells_between(model: Any, length: int, place: int) -> int:
-    """Return how many cells lie on every way from the first source word to the target word at a place.
+    """Return the number of cells on all paths from the first source word to the target word at a place.
 
-    A model with attention has only the cell that reads the word; the Transformer has none, and 1 is its attention.
+    With attention only the source word's cell is left; for the Transformer 1 counts its attention.
     """
     with cut_before(model, None) as steps:
         assert arrives(model, length, place)
@@ -79,7 +78,7 @@ def cells_between(model: Any, length: int, place: int) -> int:
 
 
 def run(lab: Lab) -> Outcome:
-    """Look for the paths of first and last target words, in every model and at every length."""
+    """Find the paths of first and last target words, in each model and length."""
     torch.manual_seed(lab.seed)
     rows: list[tuple[Any, ...]] = []
     curves = {}

@@ -1,8 +1,4 @@
-"""Positions: what each way to tell a model the order of its tokens is worth, and why sinusoids were chosen.
-
-Section 3.5 chose sinusoids because PE(pos + k) is, for every k, a linear function of PE(pos): each frequency is a
-point on a circle, and k steps turn it by an angle that does not depend on where it stands.
-"""
+"""Positions: ways to give a model the order of tokens, and sinusoids as a linear function of the offset."""
 
 from typing import Any
 
@@ -18,39 +14,36 @@ from heedful_lab.studies.study import Lab, description_of
 ENCODINGS = ("sinusoidal", "learned", "rotary", "none")
 WIDTH = 64
 POSITIONS = 512
-DRAWN = 24  # rows and columns of a matrix
+DRAWN = 24  # rows and columns in a matrix
 DRAWN_OFFSET = 5
 OFFSETS = (1, 5, 10, 100, 1000)
 LETTERS = "abcdefghijklmnop"
 SEEN_LENGTHS, LONGER_LENGTHS = (2, 12), (13, 16)  # letters
 PAIRS = {"train": 20_000, "validation": 200, "test": 200}
 DESCRIPTION = description_of(__file__)
-REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # every letter is a word
+REVERSAL = {**DESCRIPTION["reversal"], "tokenizer.vocab_size": None}  # each letter is a word
 
 
 def shift_matrix(offset: int, width: int) -> torch.Tensor:
-    """Return the matrix M with PE(pos + k) = M PE(pos) for every pos, `(width, width)` in float64.
-
-    For the offset k and the features 2i and 2i+1 it has [[cos φ, sin φ], [-sin φ, cos φ]], φ = k / 10000^(2i / width).
-    """
+    """Return the matrix M with PE(pos + offset) = M PE(pos) for each pos, `(width, width)` in float64."""
     angles = offset * wave_numbers(width)
     blocks = torch.stack([angles.cos(), angles.sin(), -angles.sin(), angles.cos()], dim=-1).view(-1, 2, 2)
     return torch.block_diag(*blocks)
 
 
 def wave_numbers(width: int) -> torch.Tensor:
-    """Return how far each pair of features turns from one position to the next, 1 / 10000^(2i / width), in float64."""
+    """Return the angle of each pair of features from one position to the next, 1 / 10000^(2i / width), in float64."""
     return 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def encodings(positions: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the sinusoids of positions in float64, `(positions, width)`, by the formula of section 3.5."""
+    """Return the sinusoids of positions in float64, `(positions, width)` (section 3.5)."""
     angles = positions.to(torch.float64)[:, None] * wave_numbers(width)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
 
 
 def shift_errors(offset: int) -> tuple[float, float]:
-    """Return the largest error of M PE(pos) against PE(pos + offset), in float64 and of the model's float32."""
+    """Return the largest error between M PE(pos) and PE(pos + offset), in float64 and with the model's float32."""
     shift = shift_matrix(offset, WIDTH)
     positions = torch.arange(POSITIONS)
     exact = encodings(positions, WIDTH) @ shift.T - encodings(positions + offset, WIDTH)
@@ -60,7 +53,7 @@ def shift_errors(offset: int) -> tuple[float, float]:
 
 
 def reversed_letters(lengths: tuple[int, int], count: int, seed: int) -> list[Pair]:
-    """Return texts of random letters, all different, each with the same letters from the last to the first."""
+    """Return texts of different random letters and their reversals."""
     return reversal_pairs(
         lambda random: random.choices(LETTERS, k=random.randint(*lengths)), count, seed, is_distinct=True
     )
@@ -92,7 +85,7 @@ def run(lab: Lab) -> Outcome:
 
 
 def _shift_panels() -> list[Panel]:
-    """Draw a matrix M, and beside it PE(pos + k) over M PE(pos)."""
+    """Draw a matrix M, and next to it PE(pos + k) and M PE(pos)."""
     shift = shift_matrix(DRAWN_OFFSET, WIDTH)
     labels = {"xlabel": "feature of PE(pos)", "ylabel": f"feature of PE(pos + {DRAWN_OFFSET})"}
     image = {"cmap": "coolwarm", "vmin": -1, "vmax": 1}

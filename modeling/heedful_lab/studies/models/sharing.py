@@ -1,4 +1,4 @@
-"""Sharing: one embedding matrix for source, target and output, as in the paper (section 3.4), against more of them."""
+"""Sharing: one embedding matrix for source, target and output (section 3.4), or several."""
 
 from heedful.figures import lines
 from heedful_lab.studies.measures import seed_cells, train_with_seeds
@@ -10,7 +10,7 @@ SEEDS = 2
 
 
 def run(lab: Lab) -> Outcome:
-    """Train a model for every way to share."""
+    """Train a model for each way of sharing."""
     trainings = {
         name: train_with_seeds(lab, name, {f"model.options.{option}": False for option in options}, SEEDS)
         for name, options in DESCRIPTION["switched_off"].items()

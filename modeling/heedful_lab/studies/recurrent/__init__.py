@@ -1,1 +1,1 @@
-"""Studies of recurrent cells: their gradients, their gates, and how they bear changed sources."""
+"""Studies of recurrent cells: gradients, gates, and changed sources."""

@@ -1,4 +1,4 @@
-"""Cells: a plain one, LSTM and GRU with equal parameters and an equal recipe, and what gates do over a sentence."""
+"""Cells: plain, LSTM and GRU with equal parameters and recipes, and the gates along a sentence."""
 
 from statistics import fmean
 from typing import Any
@@ -19,20 +19,20 @@ from heedful_lab.studies.study import Lab
 
 GATED = ("LSTM", "GRU", "LSTM + attention", "GRU + attention")
 ENCODER = "encoder.layers.0.first_cell"
-FEW, SEEDS = 3000, 3  # pairs that a model learns by heart, and trainings of each model on them
-MEASURED = 200  # test sources whose gates are recorded
+FEW, SEEDS = 3000, 3  # pairs to learn by heart, and trainings of each model
+MEASURED = 200  # test sources with recorded gates
 CLOSED, OPEN = 0.1, 0.9
 
 
 def encoder_gates(translator: Translator, source: str) -> dict[str, torch.Tensor]:
-    """Return the gates of the encoder's cell along a source, `(tokens, hidden_size)`; the candidate is no gate."""
+    """Return the gates of the encoder's cell along a source, `(tokens, hidden_size)`, without the candidate."""
     (ids,) = translator.tokenizers.encode_source([source])
     gates = record_gates(translator.model, ids)[ENCODER]
     return {name: values for name, values in gates.items() if name != "candidate"}
 
 
 def run(lab: Lab) -> Outcome:
-    """Train each cell with and without attention, record the gates of those that have some, and train on few pairs."""
+    """Train each cell with and without attention, record gates, and train on few pairs."""
     models = recurrent_models()
     trainings = {name: lab.train(name, changes) for name, changes in models.items()}
     sources = [source for source, _ in held_out_pairs()[:MEASURED]]
@@ -50,7 +50,7 @@ def run(lab: Lab) -> Outcome:
     quality: list[tuple[Any, ...]] = [
         (name, options[name]["hidden_size"], one.parameters, one.loss, one.bleu()) for name, one in trainings.items()
     ]
-    for name, width in (("LSTM", 123), ("GRU", 141), ("GRU", 123)):  # a GRU as large as the LSTM, and one as wide
+    for name, width in (("LSTM", 123), ("GRU", 141), ("GRU", 123)):  # GRUs of the LSTM's size and width
         changes = models[f"{name} + attention"] | {"data.train": f"builtin:train:{FEW}"}
         changes["model.options"] = changes["model.options"] | {"hidden_size": width, "label_smoothing": 0.0}
         runs = train_with_seeds(lab, f"{name} {width}, {FEW:,} pairs", changes, SEEDS)
@@ -65,7 +65,7 @@ def run(lab: Lab) -> Outcome:
 
 
 def _panels(translator: Translator, source: str, gates: dict[str, torch.Tensor]) -> list[Panel]:
-    """Draw each gate as a picture: a column for each token, a row for each unit, the most open one at the top."""
+    """Draw each gate: a column for each token, a row for each unit, the most open one at the top."""
     (ids,) = translator.tokenizers.encode_source([source])
     (labels,), style = writable(token_labels(translator.tokenizers.source, ids))
     image = {"cmap": "viridis", "vmin": 0, "vmax": 1, "aspect": "auto", "interpolation": "nearest"}

@@ -1,8 +1,4 @@
-"""The clue: a story of which one word decides, and only the last line tells which, as in a crime novel.
-
-"The weapon was" asks for one of all the words before it. Until then every word may be the one that counts: a model
-without attention has to carry all of them to the end in one state; attention looks the one up when it is asked for.
-"""
+"""The clue: a story of words; the last line ("the weapon was") asks for one that the model must remember."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,21 +15,21 @@ from heedful_lab.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 CLUES = {kind: words.split() for kind, words in DESCRIPTION["clues"].items()}
-NUMBERS = (2, 4, 8, 12)  # of words before the last line
+NUMBERS = (2, 4, 8, 12)  # words before the last line
 PAIRS = {"train": 40_000, "validation": 400, "test": 2_000}
-LOOKED_AT = 200  # test pairs whose attention is measured
+LOOKED_AT = 200  # test pairs with measured attention
 MODELS = ("LSTM", "LSTM, four times as long", "LSTM + attention", "Transformer")
 
 
 def story(random: Random, number: int) -> Pair:
-    """Return a story of so many clues, each of another kind, whose last line asks for one, and that one."""
+    """Return a story of `number` clues of different kinds with a question for one, and its answer."""
     words = {kind: random.choice(CLUES[kind]) for kind in random.sample(sorted(CLUES), number)}
     asked = random.choice(list(words))
     return f"{' '.join(words.values())} . the {asked} was", words[asked]
 
 
 def stories(count: int, seed: int) -> list[Pair]:
-    """Return stories of each number of clues in turn."""
+    """Return stories with each number of clues in turn."""
     random = Random(seed)
     return [story(random, NUMBERS[number % len(NUMBERS)]) for number in range(count)]
 
@@ -44,17 +40,17 @@ def clues_of(pair: Pair) -> list[str]:
 
 
 def distance(pair: Pair) -> int:
-    """Return how many other words stand between the decisive one and the last line."""
+    """Return the number of words between the deciding word and the last line."""
     clues = clues_of(pair)
     return len(clues) - 1 - clues.index(pair[1])
 
 
 def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[str, float]:
-    """Return the head that looks at the decisive word most, from where it is asked for, and its mean weight on it."""
+    """Return the head with the largest mean weight from the question to the deciding word, and this weight."""
     found = defaultdict[str, list[float]](list)
     for (source, word), by_head in zip(pairs, attention_by_head(translator, pairs, ["cross", "encoder"]), strict=True):
         words = source.split()
-        rows = {"cross": 0, "encoder": len(words) - 2}  # the step that names the word; the kind in the last line
+        rows = {"cross": 0, "encoder": len(words) - 2}  # the answer's step; the kind in the last line
         for head, weights in by_head.items():
             found[str(head)].append(weights[rows[head.kind], words.index(word)].item())
     best = max(found, key=lambda head: fmean(found[head]))
@@ -62,7 +58,7 @@ def weight_on_the_clue(translator: Translator, pairs: Sequence[Pair]) -> tuple[s
 
 
 def run(lab: Lab) -> Outcome:
-    """Train the models on stories, and let them name the decisive word, by number of clues and by distance."""
+    """Train the models on stories, and measure their answers by number of clues and by distance."""
     data = {split: stories(count, lab.seed + number) for number, (split, count) in enumerate(PAIRS.items())}
     files = lab.write_data(**data) | {"tokenizer.vocab_size": None}
     most = max(NUMBERS)

@@ -1,10 +1,9 @@
-"""Gradients: what activations and gates leave of them on the way back, over time steps and through layers.
+"""Gradients on their way back through activations and gates, over time steps and layers.
 
-On its way back through one step a gradient is multiplied by the derivative of the activation and by the recurrent
-matrix; over many steps or layers these factors multiply (Hochreiter, 1991; Bengio et al., 1994; Pascanu et al., 2013).
-Fresh cells show it by themselves. Small trainings show what follows: what is far away is not learned, or one step
-throws everything away, unless gradients are clipped. The task is to name, at the end of a sequence of random symbols,
-the first one.
+Each step multiplies a gradient by the activation's derivative and the recurrent matrix (Hochreiter, 1991; Bengio et
+al.,
+1994; Pascanu et al., 2013). Fresh cells show this directly. Small trainings show the effect: naming the first symbol
+of a random sequence, with and without clipping.
 """
 
 import math
@@ -25,35 +24,35 @@ from heedful_lab.studies.study import Lab, description_of
 
 DESCRIPTION = description_of(__file__)
 CELLS, STACKS = DESCRIPTION["cells"], DESCRIPTION["stacks"]
-KEEPING_GATE = 1  # its place among the gates of either cell: what an LSTM does not forget, and a GRU does not update
-OPEN = 4.0  # a bias of which the sigmoid is 0.98
+KEEPING_GATE = 1  # its index: an LSTM's forget gate, a GRU's update gate
+OPEN = 4.0  # a bias with sigmoid 0.98
 WIDTH = 64
 BATCH = 16
 DISTANCES = (1, 5, 10, 25, 50, 100)
-# How the recurrent matrix is drawn: so that it keeps lengths, the same times 1.5, or the absolute values of the first.
+# Initial recurrent matrices: orthogonal, 1.5 times as large, or with absolute values.
 ORTHOGONAL, LARGER, POSITIVE = MATRICES = ("orthogonal", "orthogonal × 1.5", "positive")
 DEPTHS = (1, 5, 10, 25, 50)
 SYMBOLS = 8
-LENGTHS = (5, 20, 50)  # of the sequences whose first symbol is to be named
+LENGTHS = (5, 20, 50)  # of sequences in the task
 UPDATES = 400
 RATE = 0.003  # of Adam
 TESTED = 512  # sequences
 LARGEST_NORM = 1.0
 UNCLIPPED = (("tanh", ORTHOGONAL), ("linear", LARGER), ("lstm", ORTHOGONAL))
-DESCENT_RATE = 0.1  # of plain gradient descent, which trains these: clipping acts unmixed on it
+DESCENT_RATE = 0.1  # of plain gradient descent, to show clipping without Adam
 DESCENT_LENGTH = 20
 
 
 class Recall(NamedTuple):
-    """A training to name the first symbol."""
+    """A training on the task."""
 
     accuracy: float  # on new sequences
-    largest: float  # norm of a gradient, before it is clipped
-    stopped: int  # the update whose loss is no number any more, or 0
+    largest: float  # gradient norm before clipping
+    stopped: int  # first update with a loss that is not finite, or 0
 
 
 def fresh_encoder(cell: str, matrix: str = ORTHOGONAL) -> HeedRNNEncoder:
-    """Return an encoder of one layer that reads forwards, its recurrent matrix drawn as one of `MATRICES`."""
+    """Return a forward encoder of one layer with an initial recurrent matrix of `MATRICES`."""
     sizes: dict[str, Any] = {"vocab_size": SYMBOLS + 3, "embedding_size": WIDTH, "hidden_size": WIDTH}
     encoder = HeedRNNEncoder(HeedRNNConfig(**sizes, bidirectional=False, dropout=0.0, **CELLS[cell]))
     weights = dict(encoder.layers[0].named_parameters())
@@ -68,10 +67,7 @@ def fresh_encoder(cell: str, matrix: str = ORTHOGONAL) -> HeedRNNEncoder:
 
 
 def gradient_by_distance(cell: str, matrix: str, seed: int) -> list[float]:
-    """Return the norm of the gradient of the last state at the token 0, 1, 2 … steps before, over that at 0.
-
-    It is of one random direction of the state by embeddings of random symbols, in float64; mean over sequences.
-    """
+    """Return the last state's gradient norm at 0, 1, 2 … steps before, relative to 0; float64 mean of sequences."""
     torch.manual_seed(seed)
     encoder = fresh_encoder(cell, matrix).double()
     inputs = encoder.embed_tokens(torch.randint(SYMBOLS, (BATCH, DISTANCES[-1] + 1))).detach().requires_grad_()
@@ -82,11 +78,7 @@ def gradient_by_distance(cell: str, matrix: str, seed: int) -> list[float]:
 
 
 def gradient_by_depth(activation: str, gain: float, seed: int) -> list[float]:
-    """Return the norm of the gradient at the input of a feed-forward stack, by its depth, from 1 layer.
-
-    Weights have the variance gain² / width, and the gradient is of one random direction of unit length of the output,
-    in float64; mean over inputs.
-    """
+    """Return the gradient norm at a feed-forward stack's input by depth; weights have variance gain² / width."""
     torch.manual_seed(seed)
     layers = torch.randn(DEPTHS[-1], WIDTH, WIDTH, dtype=torch.float64) * gain * WIDTH**-0.5
     direction = F.normalize(torch.randn(WIDTH, dtype=torch.float64), dim=0)
@@ -100,7 +92,7 @@ def gradient_by_depth(activation: str, gain: float, seed: int) -> list[float]:
 
 
 def collapse_error(seed: int) -> float:
-    """Return how far a stack of linear layers is from the one matrix that is their product, relative to its output."""
+    """Return the relative difference between a stack of linear layers and the product of its matrices."""
     torch.manual_seed(seed)
     layers = torch.randn(DEPTHS[-1], WIDTH, WIDTH, dtype=torch.float64) * WIDTH**-0.5
     states = inputs = torch.randn(BATCH, WIDTH, dtype=torch.float64)
@@ -112,10 +104,7 @@ def collapse_error(seed: int) -> float:
 def recall(
     cell: str, length: int, updates: int, seed: int, matrix: str = ORTHOGONAL, descent_norm: float | None = None
 ) -> Recall:
-    """Train a cell to name the first of `length` random symbols, and test it on new ones.
-
-    By Adam, or with a `descent_norm` by plain gradient descent, whose gradients are clipped to this norm.
-    """
+    """Train a cell to name the first of `length` random symbols, with Adam or clipped plain descent, and test it."""
     torch.manual_seed(seed)
     encoder, output = fresh_encoder(cell, matrix), nn.Linear(WIDTH, SYMBOLS)
     weights = [*encoder.parameters(), *output.parameters()]
@@ -140,7 +129,7 @@ def recall(
 
 
 def run(lab: Lab) -> Outcome:
-    """Measure fresh cells and stacks, and train cells on sequences of several lengths, with and without clipping."""
+    """Measure fresh cells and stacks, and train cells at several lengths, with and without clipping."""
     updates = lab.updates or UPDATES
     by_distance = {(m, c): gradient_by_distance(c, m, lab.seed) for m in MATRICES for c in CELLS}
     by_depth = {name: gradient_by_depth(kind, gain, lab.seed) for name, (kind, gain) in STACKS.items()}

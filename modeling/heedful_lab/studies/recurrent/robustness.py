@@ -1,8 +1,4 @@
-"""Robustness: what models make of sources whose words are swapped, left out, or mixed with others.
-
-A recurrent model reads what changed into the one state that everything behind it goes through; attention reads each
-word by itself, though in states or positions that know of the change. All models are trained alike, on whole sources.
-"""
+"""Robustness: translations of sources with words swapped, left out, or inserted."""
 
 from collections.abc import Sequence
 from random import Random
@@ -17,14 +13,11 @@ from heedful_lab.studies.study import Lab
 KINDS = {"swapped": "swapped with the next", "left_out": "left out", "inserted": "inserted"}
 SHARES = (0.0, 0.1, 0.2, 0.4)
 PAIRS = 200
-OTHERS = "builtin:validation:300"  # the sources whose words are inserted
+OTHERS = "builtin:validation:300"  # sources of inserted words
 
 
 def changed_source(source: str, kind: str, share: float, random: Random, others: Sequence[str]) -> str:
-    """Return a source with about a share of its words changed; one word at least stays.
-
-    A word is swapped with the one behind it, left out, or gets another one before it, drawn from `others`.
-    """
+    """Return a source with a share of its words swapped with the next, left out, or preceded by one of `others`."""
     words, changed = source.split(), list[str]()
     while words:
         word, is_changed = words.pop(0), random.random() < share
@@ -38,7 +31,7 @@ def changed_source(source: str, kind: str, share: float, random: Random, others:
 
 
 def changed_pairs(pairs: Sequence[Pair], kind: str, share: float, seed: int) -> list[Pair]:
-    """Return pairs with changed sources and the targets as they were; the same seed gives the same."""
+    """Return pairs with changed sources and the same targets; the seed determines the changes."""
     random = Random(seed)
     others = [word for source, _ in corpus_pairs(OTHERS) for word in source.split()]
     return [(changed_source(source, kind, share, random, others), target) for source, target in pairs]

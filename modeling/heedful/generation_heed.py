@@ -187,7 +187,7 @@ class HeedGenerationMixin(GenerationMixin):
         return found
 
     @functools.wraps(GenerationMixin.compute_transition_scores)
-    def compute_transition_scores(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def compute_transition_scores(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Return each generated token's score as transformers does, with the target's vocabulary."""
         with self.config.vocabulary_of_the_target():
             return GenerationMixin.compute_transition_scores(self, *args, **kwargs)

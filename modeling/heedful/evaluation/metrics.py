@@ -263,7 +263,7 @@ class Measure:
             return percentage(*sums)
         return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
-    def interval(self, scores: Sequence[float]) -> tuple[float, float]:
+    def interval(self, scores: Sequence[float] | np.ndarray) -> tuple[float, float]:
         """Return the 95 % interval of the scores of resamples."""
         from sacrebleu.significance import estimate_ci
 

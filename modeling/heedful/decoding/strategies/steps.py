@@ -80,11 +80,9 @@ class Records:
     """The records of each step that `generate()` returns by the settings `output_…`."""
 
     def __init__(self, config: GenerationConfig):
-        wanted = {
-            **{"scores": config.output_scores, "logits": config.output_logits},
-            **dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions),
-            "decoder_hidden_states": config.output_hidden_states,
-        }
+        wanted = {"scores": config.output_scores, "logits": config.output_logits}
+        wanted |= dict.fromkeys(("decoder_attentions", "cross_attentions"), config.output_attentions)
+        wanted["decoder_hidden_states"] = config.output_hidden_states
         self.config, is_any = config, config.return_dict_in_generate
         self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
 

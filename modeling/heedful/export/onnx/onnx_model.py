@@ -1,6 +1,7 @@
 """`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Self, cast
@@ -67,7 +68,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder} must hold a model exported to ONNX, but has no {name}.")
         check_inside(folder)
-        sessions = [session_of(folder / name) for name in ONNX_FILES]
+        onnxruntime = import_extra("onnxruntime", "onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        with_options = partial(onnxruntime.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
+        sessions = [with_options(str(folder / name)) for name in ONNX_FILES]
         model = cls(HeedConfig.from_pretrained(folder, local_files_only=True), sessions)
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
         return model.eval()
@@ -124,15 +130,6 @@ class OnnxEncoder(nn.Module):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         (states,) = _run(self.session, {"input_ids": input_ids, "attention_mask": mask})
         return BaseModelOutput(last_hidden_state=states)
-
-
-def session_of(path: Path) -> Any:
-    """Open a file in onnxruntime, with torch's number of threads."""
-    onnxruntime = import_extra("onnxruntime", "onnx")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:

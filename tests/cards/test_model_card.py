@@ -103,8 +103,8 @@ def test_what_scores_ignored_is_said_to_readers_and_to_the_hub():
     scores = {"plain": score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"))}
     scores["short"] = score_translations(PREDICTIONS, REFERENCES, metrics=("bleu", "exact_match"), ignore="[.?]")
     card = card_of(scores=scores)
-    said = "what matches `[.?]` was taken out of predictions and references before they were scored."
-    assert re.findall(f"^Of (.*), {re.escape(said)}$", card, re.MULTILINE) == ["short"]
+    said = "matches of `[.?]` were removed from predictions and references before scoring."
+    assert re.findall(f"^For (.*), {re.escape(said)}$", card, re.MULTILINE) == ["short"]
     found = {(each.dataset_name, each.metric_type): each.metric_args for each in ModelCard(card).data.eval_results}
     assert found["plain", "exact_match"] is None
     assert found["short", "exact_match"] == {"ignore": "[.?]"}
@@ -319,7 +319,7 @@ OTHERS = {
     "trained from nothing": (
         [*TOLD[:4], *LANGUAGES],
         ["translates ko into en, trained from nothing with a Trainer.", "| Trained from | nothing |"],
-        ["ine-tuned", "began with", "None", "\n\n\n"],
+        ["ine-tuned", "base model", "None", "\n\n\n"],
     ),
     "no translation": (
         [*TOLD, *TASK],

@@ -188,7 +188,7 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
 
     bare = written("")
     assert bare.startswith("---\nlanguage:\n- und\n")
-    said = "license: unknown", "\n# stock\n\n## How to use\n", "compared the two on 1,000 sentences", '(["…"], return'
+    said = "license: unknown", "\n# stock\n\n## How to use\n", "compared both on 1,000 sentences", '(["…"], return'
     assert [each for each in said if each not in bare] == []
     section = bare[bare.index("## How to use") :]
     assert written("# Mine\n\nMy words.\n") == f"# Mine\n\nMy words.\n\n{section}"

@@ -241,7 +241,8 @@ def test_a_document_is_the_report_of_its_results_and_words_without_other_numbers
         page = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
         cut = report.index("\n## ", report.index("\n## Findings\n") + 1)
         findings, measured = report[:cut], report[cut:]
-        assert page.startswith(findings) and measured in page, name
+        assert page.startswith(findings), name
+        assert measured in page, name
         words = page.removeprefix(findings).replace(measured, "")
         assert len(words.split()) > 40
         assert numbers(words) <= numbers(report), name

@@ -34,7 +34,7 @@ def compare(
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Compare systems with the first: paired tests of BLEU, chrF, TER, exact match, error rates; who wins where.
+    """Compare systems with the first: paired tests of every score that `heedful evaluate` prints, and who wins where.
 
     With `--data de=FILE --data fr=FILE`, models of several languages are compared in one table, a row a direction.
     """

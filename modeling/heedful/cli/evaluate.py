@@ -43,7 +43,7 @@ def evaluate(
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Generate a test set's targets and score them: BLEU and chrF with signatures, TER, exact match, error rates.
+    """Generate a test set's targets and score them: BLEU, chrF, chrF++, TER with signatures, exact match, error rates.
 
     Started by torchrun or accelerate launch, the processes share the sentences.
     """

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heedful.data.data_recipe import AugmentationRules
-from heedful.data.epochs.augmentation import Augmentation, noisy
+from heedful.data.epochs.draws import Augmentation, noisy
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful_lab.korean_english.pairs import korean_english_pairs

@@ -16,8 +16,7 @@ from guides import commands_of, run_commands, text_of
 from heedful import TokenizerPair
 from heedful.checking.doctor import diagnose
 from heedful.data.data_recipe import MASK
-from heedful.data.epochs.augmentation import drawn_numbers
-from heedful.data.epochs.denoising import infilled
+from heedful.data.epochs.draws import drawn_numbers, infilled
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training.preparation import corpus_of, prepare_corpus
 from heedful.training.recipe_file import read_recipe

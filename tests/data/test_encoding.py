@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from heedful.data.data_recipe import MixturePart
 from heedful.data.epochs import encoding
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.mixture import Sampling, source_prefixes
+from heedful.data.epochs.draws import Sampling
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, source_prefixes
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from helpers import assert_error

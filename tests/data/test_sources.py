@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from heedful.data.data_recipe import MixturePart
-from heedful.data.mixture import read_parts
-from heedful.data.sources import first_rows, read_pairs, references_of
+from heedful.data.sources import first_rows, read_pairs, read_parts, references_of
 
 ROWS = [
     {"source": "NA", "target": 'a "quoted" \'word'},

@@ -10,10 +10,9 @@ import torch
 
 from guides import assert_named, commands_of, run_commands, text_of
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, both_ways
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
-from heedful.data.mixture import both_ways
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.distillation.back_translation import SequenceDistillation

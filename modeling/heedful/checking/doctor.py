@@ -19,7 +19,7 @@ from heedful.checking.pairs import Pairs
 from heedful.checking.run_length import check_run_length
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows, encode
-from heedful.data.mixture import both_ways
+from heedful.data.epochs.encoding import both_ways
 from heedful.data.sources import table_files
 from heedful.data.splits import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.tables import layouts_of, table_rows

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.data import tables
+from heedful.data.data_recipe import OTHER_DIRECTION, MixturePart
 from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
 from heedful.files import quoted, shortened
 from heedful.messages_heed import wrong
@@ -87,6 +88,23 @@ def read_pairs(
     while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
         tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
     return Dataset(pa.concat_tables(tables))
+
+
+def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
+    """Read all parts but the other direction; of several, each pair has its number as `part`."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    read: dict[int, Dataset | IterableDataset] = {}
+    for number, (key, part) in enumerate(parts.items()):
+        if key != OTHER_DIRECTION:
+            with reading(key):
+                read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
+    if len(read) == 1:
+        return read.popitem()[1]
+    tables = {number: pairs.data.table.select(["source", "target"]) for number, pairs in read.items()}
+    numbers = {number: pa.array([number] * len(table), pa.int32()) for number, table in tables.items()}
+    return Dataset(pa.concat_tables([tables[number].append_column("part", numbers[number]) for number in read]))
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from heedful.data.cleaning import CleaningReport, clean_pairs, sample, split_for_validation
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.languages import LOOKED_AT
-from heedful.data.mixture import read_parts
-from heedful.data.sources import read_pairs, references_of, texts_of
+from heedful.data.sources import read_pairs, read_parts, references_of, texts_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import fitting_tokenizer, references_left
 

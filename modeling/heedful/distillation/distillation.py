@@ -11,9 +11,8 @@ from tqdm.auto import tqdm
 
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, both_ways
 from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
-from heedful.data.mixture import both_ways
 from heedful.decoding.engines import logits_in_parts
 from heedful.decoding.scoring import forced_batches
 from heedful.decoding.search_settings import MOST_SOURCE_TOKENS

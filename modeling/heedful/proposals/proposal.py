@@ -14,7 +14,7 @@ from heedful import processor_heed
 from heedful.data.cleaning import sample, words_without_tags
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.languages import is_unspaced
-from heedful.data.mixture import read_parts
+from heedful.data.sources import read_parts
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe_file import make_section, section_of
 

@@ -14,7 +14,7 @@ from functools import partial
 from random import Random
 
 from heedful.data.data_recipe import AugmentationRules
-from heedful.data.epochs.augmentation import drawn_numbers, noisy
+from heedful.data.epochs.draws import drawn_numbers, noisy
 from heedful.data.sources import read_pairs
 from heedful.files import check_at_least
 from heedful_lab.tasks.korean_nouns import read_nouns

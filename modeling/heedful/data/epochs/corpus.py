@@ -1,7 +1,7 @@
 """The rows of a run: training pairs as token ids, in memory or streamed, and held-out pairs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from typing import Any
@@ -10,13 +10,19 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from heedful.data import mixture
 from heedful.data.cleaning import CleaningReport, source_digests
 from heedful.data.data_recipe import DataRecipe
-from heedful.data.epochs.augmentation import Augmentation
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
-from heedful.data.epochs.denoising import HELD_OUT, Denoising
-from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
+from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling
+from heedful.data.epochs.encoding import (
+    CHUNK,
+    EncodedPairs,
+    PairEncoder,
+    both_ways,
+    numbers_of_parts,
+    source_prefixes,
+    with_other_direction,
+)
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.splits import Splits
 from heedful.data.tokenization import TokenizerPair
@@ -146,18 +152,19 @@ def encode(
     accelerator: Accelerator | None = None,
 ) -> Corpus:
     """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
-    heads = mixture.source_prefixes(data.parts, tokenizers)
+    heads = source_prefixes(data.parts, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    held_out = mixture.both_ways(kept.validation) if data.both_directions else kept.validation
+    pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
+    held_out: Any = both_ways(kept.validation) if data.both_directions else kept.validation
+    if data.denoise:
+        pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
+        held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
-    pairs: Any = mixture.with_other_direction(kept.train) if data.both_directions else kept.train
     drawn: list[Draw] = []
     if data.denoise:
-        pairs = pairs.select(np.flatnonzero(np.isin(mixture.numbers_of_parts(pairs), data.denoised)))
         denoising = Denoising(encoder, batching.seed)
         drawn.append(denoising.rows)
-        texts = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in kept.validation]
-        validation = denoising.rows(EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(texts)), HELD_OUT)
+        validation = denoising.rows(validation, HELD_OUT)
     training: StoredRows | StreamedRows
     if isinstance(pairs, Sized):
         training = _stored(data, batching, pairs, encoder, teacher, drawn)
@@ -186,20 +193,28 @@ def _stored(
     drawn: list[Draw],
 ) -> StoredRows:
     rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
-    numbers, fingerprint = mixture.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
     if data.mixture or data.denoise:
         first = min(data.denoised, default=0)
-        parts = mixture.rows_of_parts([*data.parts][first:], numbers - first)
+        parts = rows_of_parts([*data.parts][first:], numbers - first)
     if not len(rows):
         raise _nothing_left(encoder, rows.left_out)
     if data.temperature != 1:
-        drawn.append(mixture.Sampling(numbers, data.temperature, batching.seed).rows)
+        drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
     if any(asdict(data.augmentation).values()):
         drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
     if folder is not None:
         teacher = TeacherTokens(folder)
         fingerprint += teacher.check(encoder.tokenizers, rows)
     return StoredRows(rows, batching, drawn, teacher, parts, np.unique(source_digests(pairs)), fingerprint)
+
+
+def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
+    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
+    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
+    for key in [key for key, rows in counts.items() if not rows]:
+        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+    return counts
 
 
 def _nothing_left(encoder: PairEncoder, too_long: int) -> ValueError:

@@ -1,18 +1,72 @@
-"""Pairs as token ids: compact in memory for a corpus, a row at a time for a stream."""
+"""Pairs as token ids, in one direction or both: compact in memory for a corpus, a row at a time for a stream."""
 
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from heedful.data.data_recipe import DENOISE, MixturePart, languages_of
 from heedful.data.tokenization import TokenizerPair, encode_texts
-from heedful.symbols_heed import UnknownSymbol, trimmed
+from heedful.messages_heed import wrong
+from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 CHUNK = 2000  # pairs per call of the tokenizer, enough for all cores
+
+
+def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
+    """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
+    known = tokenizers.languages
+    is_known = len(known) > 1
+    languages = languages_of(parts) or {str(part.to) for part in parts.values() if is_known}
+    if not {*languages} <= {*known}:
+        wanted, found = ", ".join(languages), ", ".join(known) or "none"
+        must = f"have a tag of each language that is learned ({wanted})"
+        raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
+    heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
+    tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
+    ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
+    return [head + id_ for head, id_ in zip(heads, ids, strict=True)]
+
+
+def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
+    """Return the id of a tag or the mask; raise a `ValueError` if it is no control token or can be read from text."""
+    id_ = tokenizers.source.added_tokens_encoder.get(token)
+    is_closed = symbols_of(tokenizers.source) is not None  # it reads only its symbols
+    texts = [] if is_closed else [token, f"a {token} a"]
+    if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
+        must = "be a special token that the tokenizer never reads out of a text"
+        raise wrong(key, must, token, advice="let one be trained (no `tokenizer.path`), or leave it out")
+    return int(id_)
+
+
+def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield pairs in chunks, each followed by its pairs of the first part in the other direction, as part 1."""
+    stream = iter(pairs)
+    while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
+        yield from chunk
+        first = (pair for pair in chunk if pair["part"] == 0)
+        yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
+
+
+def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
+    """Return the pairs of `both_ways`."""
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(pairs, Dataset):
+        return Dataset.from_list([*both_ways(pairs)])
+    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
+
+
+def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
+    """Return the part of each pair, `(pairs,)`."""
+    return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
 
 
 @dataclass(frozen=True)

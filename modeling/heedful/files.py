@@ -16,6 +16,7 @@ from typing import Any
 
 from heedful.checksums_heed import read_object as read_object
 from heedful.messages_heed import listed as listed
+from heedful.messages_heed import shortened as shortened
 from heedful.messages_heed import wrong
 
 LONGEST_LINE = 2**26  # bytes of a text file
@@ -240,13 +241,6 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def shortened(value: Any, width: int = 60) -> str:
-    """Quote a text with its invisible characters escaped, or write another value, cut to a width."""
-    written = value if isinstance(value, str) else repr(value)
-    written = written if len(written) <= width else written[: width - 1] + "…"
-    return repr(written) if isinstance(value, str) else written
 
 
 def quoted(names: Iterable[Any], most: int = 8) -> str:

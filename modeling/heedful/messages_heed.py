@@ -9,6 +9,13 @@ def wrong(field: str, must: str, value: object, *, verb: str = "is", advice: str
     return ValueError(f"{message}: {advice}." if advice else f"{message}.")
 
 
+def shortened(value: object, width: int = 60) -> str:
+    """Quote a text with its invisible characters escaped, or write another value, cut to a width."""
+    written = value if isinstance(value, str) else repr(value)
+    written = written if len(written) <= width else written[: width - 1] + "…"
+    return repr(written) if isinstance(value, str) else written
+
+
 def listed(names: Sequence[str]) -> str:
     """Return the first three of some names in alphabetical order, and how many more there are."""
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from heedful.cli import main as cli
-from heedful.training.processes.collectives import ProcessLostError
+from heedful.training.processes.heartbeat import ProcessLostError
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.folder import foreign_files
 from heedful_lab.korean_english.pairs import korean_english_pairs

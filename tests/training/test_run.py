@@ -20,8 +20,8 @@ from heedful.cards.run_card import facts_in_numbers, publish_run, write_run_card
 from heedful.decoding.translation import Translator
 from heedful.training import run
 from heedful.training.loop.loop import TrainingLoop
-from heedful.training.processes.collectives import Watch
 from heedful.training.processes.devices import make_accelerator
+from heedful.training.processes.heartbeat import Watch
 from heedful.training.recipe_file import make_recipe, read_recipe
 from heedful.training.run import train
 from heedful.training.run_folder.folder import RUN_FILES, check_output_folder, folder_of_run, foreign_files

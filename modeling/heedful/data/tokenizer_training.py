@@ -125,12 +125,12 @@ def train_tokenizers(
             raise wrong("target_vocab_size", "be None for a joint vocabulary", target_vocab_size)
         if not isinstance(algorithm, str):
             raise wrong("algorithm", "be one for a joint vocabulary", repr(algorithm))
-        both = _train_one(chain(source_texts, target_texts), algorithm, vocab_size, "vocab_size", tags)
-        return TokenizerPair(both, both)
+        source_texts = chain(source_texts, target_texts)
     source = _train_one(source_texts, algorithms[0], vocab_size, "vocab_size", tags)
     is_same = isinstance(algorithm, str) and target_vocab_size is None
     size, name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
-    return TokenizerPair(source, _train_one(target_texts, algorithms[1], size, name, []))
+    target = source if joint else _train_one(target_texts, algorithms[1], size, name, [])
+    return TokenizerPair(source, target)
 
 
 def _language_tags(languages: Sequence[str]) -> list[str]:

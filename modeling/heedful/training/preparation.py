@@ -82,13 +82,6 @@ def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> 
     )
 
 
-def save_tokenizers(tokenizers: TokenizerPair, folder: Path, recipe: str) -> None:
-    """Save a run's tokenizers with its recipe, which marks them as its own."""
-    with written_folder(folder) as partial:
-        tokenizers.save_pretrained(partial)
-        (partial / "recipe.yaml").write_text(recipe, encoding="utf-8")
-
-
 def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:
     """Read, clean, tokenize and encode a recipe's data; tokenizers are trained unless they are `given`."""
     check_model(recipe, given)
@@ -109,8 +102,9 @@ def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None
         given, checkpoint = kept_tokenizers(folder, recipe.folder / "checkpoints" if recipe.resume else None)
     if given is not None and checkpoint is not None and is_main:
         logger.warning("%s is missing or damaged: it is restored from %s", folder, checkpoint)
-        save_tokenizers(given, folder, to_yaml(recipe))
     corpus = corpus_of(recipe, given, accelerator)
-    if given is None and is_main:
-        save_tokenizers(corpus.tokenizers, folder, to_yaml(recipe))
+    if is_main and (given is None or checkpoint is not None):
+        with written_folder(folder) as partial:
+            corpus.tokenizers.save_pretrained(partial)
+            (partial / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")  # marks them as this run's
     return corpus

@@ -17,8 +17,8 @@ import yaml
 
 from heedful.data.data_recipe import MixturePart
 from heedful.data.tables import name_of
-from heedful.files import ENDLESS, is_plain_file, private, shortened
-from heedful.messages_heed import wrong
+from heedful.files import ENDLESS, is_plain_file, private
+from heedful.messages_heed import shortened, wrong
 from heedful.recipe_keys import in_words, keys_of
 from heedful.training.recipe import Recipe
 

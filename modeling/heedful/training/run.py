@@ -15,8 +15,8 @@ from heedful.files import write_text
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.monitoring import read_curves
 from heedful.training.preparation import prepare_corpus
-from heedful.training.processes.collectives import lost_processes_reported
-from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator, make_watch
+from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
+from heedful.training.processes.heartbeat import lost_processes_reported, make_watch
 from heedful.training.publication import MODEL_FOLDER, numbers, publish_weights, score_published
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
@@ -64,7 +64,7 @@ def train(recipe: Recipe) -> RunResult:
     check_installed(recipe.optimization, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     is_main = accelerator.is_main_process
-    with lost_processes_reported(accelerator), float32_products(recipe.optimization.mixed_precision):
+    with float32_products(recipe.optimization.mixed_precision), lost_processes_reported(accelerator):
         accelerator.wait_for_everyone()  # all look before one writes
         with folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext():
             set_seed(recipe.seed)

@@ -23,8 +23,9 @@ from heedful.training.loop.feed import MadeUpdate, made_ahead
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
 from heedful.training.model_of_recipe import make_engine, make_model
-from heedful.training.processes.collectives import any_rank, broadcast, lost_processes_reported
-from heedful.training.processes.devices import kind_of_machine, make_watch
+from heedful.training.processes.collectives import any_rank, broadcast
+from heedful.training.processes.devices import kind_of_machine
+from heedful.training.processes.heartbeat import lost_processes_reported, make_watch
 from heedful.training.processes.signals import StopSignals, TrainingInterrupted
 from heedful.training.recipe import Recipe
 from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_to_resume

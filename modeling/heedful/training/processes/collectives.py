@@ -1,7 +1,6 @@
 """Collective operations of the ranks; with one process and whole weights, nothing is sent or copied."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,15 +8,6 @@ import torch.distributed
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-# Gloo's messages about a process that has ended contain one of these.
-CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
-
-
-class ProcessLostError(RuntimeError):
-    """Raised when another process of the run has ended, so that this one cannot continue."""
-
-    exit_code = 1  # of the command
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -69,24 +59,3 @@ def any_rank(accelerator: Accelerator, condition: bool) -> bool:
 def broadcast(accelerator: Accelerator, value: object) -> Any:
     """Return the main process's value on every rank."""
     return value if accelerator.num_processes == 1 else broadcast_object_list([value])[0]
-
-
-class Watch(ExitStack):
-    """A context in which a process notices the loss of another; this one is for a single process."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may be silent, as while it writes files."""
-        return nullcontext()
-
-
-@contextmanager
-def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
-    """Raise a `ProcessLostError` for the errors that the end of another process causes."""
-    try:
-        yield
-    except RuntimeError as error:
-        is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
-        if accelerator.num_processes > 1 and is_lost:
-            lost = "Another process of this run has ended, so this one ends too"
-            raise ProcessLostError(f"{lost}: look for its message, and continue with resume=true.") from error
-        raise

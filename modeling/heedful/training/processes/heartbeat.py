@@ -6,17 +6,34 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 
+import torch
 from accelerate import Accelerator
 from torch.distributed import TCPStore
 
-from heedful.training.processes.collectives import Watch, broadcast
+from heedful.training.processes.collectives import broadcast
 
 PERIOD = 5.0  # seconds between two heartbeats
 PATIENCE = 30.0  # seconds without a heartbeat after which a process counts as lost
 PAUSED = "paused"
+# Gloo's messages about a process that has ended contain one of these.
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
+
+
+class ProcessLostError(RuntimeError):
+    """Raised when another process of the run has ended, so that this one cannot continue."""
+
+    exit_code = 1  # of the command
+
+
+class Watch(ExitStack):
+    """A context in which a process notices the loss of another; this one is for a single process."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a context in which this process may be silent, as while it writes files."""
+        return nullcontext()
 
 
 class Heartbeat(Watch):
@@ -105,3 +122,21 @@ class Heartbeat(Watch):
         sys.stderr.write(f"heedful: Process {rank} of this run {what}, so {end}.\n")
         sys.stderr.flush()
         os._exit(1)
+
+
+def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
+    """Return a `Heartbeat` with these settings; for a single process, a `Watch`."""
+    return Watch() if accelerator.num_processes == 1 else Heartbeat(accelerator, **settings)
+
+
+@contextmanager
+def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
+    """Raise a `ProcessLostError` for the errors that the end of another process causes."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
+        if accelerator.num_processes > 1 and is_lost:
+            lost = "Another process of this run has ended, so this one ends too"
+            raise ProcessLostError(f"{lost}: look for its message, and continue with resume=true.") from error
+        raise

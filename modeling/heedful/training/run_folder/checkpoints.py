@@ -19,7 +19,8 @@ from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
 from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
 from heedful.protocols import TrainableModel
-from heedful.training.processes.collectives import Watch, any_rank, broadcast
+from heedful.training.processes.collectives import any_rank, broadcast
+from heedful.training.processes.heartbeat import Watch
 from heedful.training.recipe import CheckpointRecipe, DecodingRecipe, Recipe, ValidationRecipe
 from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.run_folder.progress import Progress

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from heedful.cards.model_card import CardFacts, render_model_card
 from heedful.cards.run_card import facts_of, write_run_card
-from heedful.data.cleaning import sample
+from heedful.data.sources import sample
 from heedful.decoding.translation import Translator
 from heedful.training.recipe import CardRecipe, ModelRecipe
 from heedful.training.run import train

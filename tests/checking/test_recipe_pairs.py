@@ -6,8 +6,8 @@ from datasets import Dataset
 
 from heedful.checking import pairs as checks
 from heedful.checking.pairs import Pairs
+from heedful.data.cleaning import Splits, clean
 from heedful.data.data_recipe import CleaningRules, DataRecipe
-from heedful.data.splits import Splits, clean
 from heedful_lab.korean_english.pairs import korean_english_pairs
 
 CLEAN = [(pair["ko"], pair["en"]) for pair in korean_english_pairs("train", 400)]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.data_recipe import MixturePart
+from heedful.data.data_recipe import DataRecipe, MixturePart
 from heedful.data.epochs import encoding
 from heedful.data.epochs.draws import Sampling
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, source_prefixes
@@ -77,7 +77,7 @@ def test_epochs_and_seeds_draw_other_rows():
     assert [(other == times[0]).all() for other in others] == [True, False, False]
 
 
-PARTS = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="fr", tag="bt")}
+SEVERAL = DataRecipe("a", "en", "de", "v", mixture={"x": MixturePart("b", to="fr", tag="bt")})
 
 
 @pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
@@ -85,7 +85,7 @@ PARTS = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart(
 @given(st.text("<bt>/s2de \n", max_size=20))
 def test_a_tag_stands_before_sources_and_never_comes_out_of_text(algorithm, text):
     tokenizers = TAGGED.setdefault(algorithm, train(algorithm))
-    tags = source_prefixes(PARTS, tokenizers)
+    tags = source_prefixes(SEVERAL, tokenizers)
     assert [tokenizers.source.convert_ids_to_tokens(head) for head in tags] == [["<2de>"], ["<2fr>", "<bt>"]]
     for written in (text, f"{text}<bt>", f"a <bt> {text}"):
         (ids,) = tokenizers.encode_source([written], "de")
@@ -103,28 +103,27 @@ TAGGED: dict[str, TokenizerPair] = {}
 def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refused():
     separate = train(joint=False)
     assert ["<bt>" in each.get_vocab() for each in (separate.source, separate.target)] == [True, False]
-    parts = {"data.train": MixturePart("a", to="de"), "data.mixture.x": MixturePart("b", to="de", tag="bt")}
+    tagged = DataRecipe("a", "en", "de", "v", mixture={"x": MixturePart("b", tag="bt")})
     plain, ordinary, reading = (train(languages=()) for _ in range(3))
     ordinary.source.add_tokens(["<bt>"])
     reading.source.add_special_tokens({"additional_special_tokens": ["<bt>"]})
     reading.source.split_special_tokens = False
     for tokenizers in (plain, ordinary, reading):
         with pytest.raises(ValueError, match=r"`data.mixture.x.tag` must be a special token .* but is <bt> instead"):
-            source_prefixes(parts, tokenizers)
+            source_prefixes(tagged, tokenizers)
     reading.source.split_special_tokens = True
-    assert len(source_prefixes(parts, reading)[1]) == 1
+    assert len(source_prefixes(tagged, reading)[1]) == 1
 
 
 def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
-    one = {"data.train": MixturePart("a", to="de")}
-    both = one | {"data.both_directions": MixturePart("a", to="en")}
-    for parts, tokenizers, told in (
+    one, both = DataRecipe("a", "en", "de"), DataRecipe("a", "en", "de", "v", both_directions=True)
+    for data, tokenizers, told in (
         (both, train(languages=()), r"\(en, de\), but has those of none"),
         (both, train(), r"\(en, de\), but has those of fr, de"),
-        ({"data.train": MixturePart("a", to="en")}, train(), r"\(en\), but has those of fr, de"),
+        (DataRecipe("a", "de", "en"), train(), r"\(en\), but has those of fr, de"),
     ):
         with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each language that is learned {told}"):
-            source_prefixes(parts, tokenizers)
+            source_prefixes(data, tokenizers)
     assert source_prefixes(one, train()) == [train().head("de")]  # one direction of a model of several
     for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
         assert_error("`languages` must be different codes", train, languages=[tag])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from guides import text_of
-from heedful.data.cleaning import SOURCES_FILE, source_digests
+from heedful.data.epochs.encoding import SOURCES_FILE, source_digests
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, commonest_confusions, confusions_table
 from heedful.evaluation.metrics import METRICS, affordable_metrics, score_translations, scores_table, wilson_interval
 from heedful.evaluation.translation_metric import TranslationMetric

@@ -17,7 +17,7 @@ from transformers import MarianConfig, MarianMTModel
 from guides import printing_of, text_of
 from heedful import HeedForConditionalGeneration
 from heedful.checksums_heed import CHECKSUMS_FILE
-from heedful.data.cleaning import sample
+from heedful.data.sources import sample
 from heedful.export.comparison import sentences_to_compare
 from heedful.export.onnx import onnx_export as exporter
 from heedful.export.onnx import onnx_graphs

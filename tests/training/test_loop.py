@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from heedful import processor_heed
 from heedful.checking.doctor import diagnose
 from heedful.checking.estimate import dry_run
-from heedful.data.cleaning import sample
+from heedful.data.sources import sample
 from heedful.fast_paths_heed import runs_known_code
 from heedful.training.loop import throughput, validation
 from heedful.training.loop.monitoring import training_values

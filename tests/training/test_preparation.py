@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from heedful.checking.doctor import diagnose
-from heedful.data.cleaning import sample
-from heedful.data.splits import read_splits
+from heedful.data.cleaning import read_splits
+from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training import preparation

@@ -11,9 +11,8 @@ from huggingface_hub.utils import yaml_dump
 
 from heedful.cards.learning_curve import CURVE_FILE, leave_learning_curve
 from heedful.cards.model_card import METRIC_NAMES, CardFacts, facts_of_model, is_on_the_hub, write_model_card
-from heedful.data.cleaning import sample
 from heedful.data.epochs.corpus import StoredRows
-from heedful.data.sources import references_of
+from heedful.data.sources import references_of, sample
 from heedful.decoding.confidence import MOST, Confidence, settings_of
 from heedful.decoding.translation import Translator
 from heedful.evaluation.metrics import comparable, references_left

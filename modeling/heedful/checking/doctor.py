@@ -17,11 +17,12 @@ from heedful.checking.estimate import Rehearsal, plan_batches
 from heedful.checking.findings import Level, RecipeFinding
 from heedful.checking.pairs import Pairs
 from heedful.checking.run_length import check_run_length
+from heedful.configuration_base_heed import position_limit
+from heedful.data.cleaning import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows, encode
 from heedful.data.epochs.encoding import both_ways
 from heedful.data.sources import table_files
-from heedful.data.splits import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.tables import layouts_of, table_rows
 from heedful.files import check_at_least, first_line
 from heedful.packed_rows_heed import why_padded
@@ -196,7 +197,7 @@ class _Examination:
         yield from tokens.check_vocabulary_use(corpus.training.rows, tokenizers, key, None if is_whole else looked_at)
         with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
             model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
-            recipe.data.check_room(model.config)
+            recipe.data.check_room(position_limit(model.config))
         findings = [*tokens.check_special_ids(model.config, model.generation_config, model_key)]
         findings += self._of_rows(corpus, model.config, pairs)
         yield from findings

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from heedful.checking.findings import EXAMPLES, Level, RecipeFinding, RowCheck, graded, percent
-from heedful.data.cleaning import Judge
+from heedful.data.cleaning import Judge, Splits
 from heedful.data.data_recipe import CleaningRules
 from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_named, main_script, script_of
-from heedful.data.splits import Splits
 from heedful.files import shortened
 
 NO_RULES = CleaningRules(drop_overlap=False)

@@ -10,9 +10,9 @@ import numpy as np
 
 from heedful.checking.findings import EXAMPLES, RecipeFinding, RowCheck, graded, percent
 from heedful.checking.pairs import Pairs
-from heedful.data.cleaning import sample
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.labels import FALLBACK_BYTE
+from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.files import shortened
 from heedful.verification.samples import id_set

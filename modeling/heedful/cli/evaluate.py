@@ -137,7 +137,8 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
     """Report pairs that training has seen, or that its rules drop."""
     import numpy as np
 
-    from heedful.data.cleaning import SOURCES_FILE, Judge, source_digests
+    from heedful.data.cleaning import Judge
+    from heedful.data.epochs.encoding import SOURCES_FILE, source_digests
 
     judge, seen = Judge(replace(recipe.data.cleaning, drop_overlap=False)), set[bytes]()
     reasons = (judge.reason_to_drop(pair["source"].strip(), pair["target"].strip(), 0, seen) for pair in pairs)

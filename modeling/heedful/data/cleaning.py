@@ -1,19 +1,21 @@
-"""Rules that drop sentence pairs, and a report of what they dropped."""
+"""The pairs of a recipe: read, cleaned by rules with a report of what they dropped, and held out for validation."""
 
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import count, repeat
-from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from itertools import chain, count, repeat
+from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from heedful.data.data_recipe import CleaningRules
-from heedful.files import shortened
+from heedful.data.data_recipe import CleaningRules, DataRecipe
+from heedful.data.languages import LOOKED_AT
+from heedful.data.sources import Item, read_pairs, read_parts, references_of, sample, texts_of
+from heedful.data.tokenization import TokenizerPair
+from heedful.evaluation.metrics import fitting_tokenizer, references_left
+from heedful.messages_heed import shortened
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -32,8 +34,6 @@ EXAMPLES_PER_REASON = 3
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
 FEWEST_WORDS = 20  # distinct ones with tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
-Item = TypeVar("Item")
-SOURCES_FILE = "training_sources.bin"  # checksums, in the folder of a run
 
 
 class CleaningReport:
@@ -74,6 +74,71 @@ class CleaningReport:
             for source, target in self.examples.get(name, ()):
                 lines.append(f"{'':<25}{shortened(source)} → {shortened(target)}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The pairs of a recipe: rows with `source` and `target`, perhaps `references`, `part` and `row`."""
+
+    train: "Dataset | IterableDataset"
+    validation: Any  # a Dataset, or `None` if `clean` shall hold some out
+    tests: "dict[str, Dataset]"  # by their keys in the recipe
+    total: int | None  # training pairs in all; `None` for a stream with more
+    report: CleaningReport = field(default_factory=CleaningReport)  # a stream fills it when it is read
+    others: frozenset[str] = frozenset()  # more texts that must not be trained on
+    is_held_out: bool = False  # whether the validation pairs were training pairs
+
+
+def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
+    """Read all pairs, or `limit` drawn training pairs (the first of a stream) with their numbers as `row`."""
+    from datasets import Dataset
+
+    where = data.located
+    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
+    validation = None if where.validation is None else read(where.validation, split="validation")
+    tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
+    others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name))
+    train = read_parts(data.parts, data.streaming)
+    total = len(train) if isinstance(train, Sized) else None
+    if limit is not None:
+        numbers = range(limit) if total is None else sample(range(total), limit)
+        drawn: Any = train if total is None else train.select(numbers)
+        rows = [{"part": 0, **pair, "row": number + 1} for number, pair in zip(numbers, drawn, strict=False)]
+        total = len(rows) if total is None and len(rows) < limit else total
+        train = Dataset.from_list(rows)
+    return Splits(train, validation, tests, total, others=others)
+
+
+def check_references(splits: Splits, ignore: str | None, bleu_tokenizer: str | None) -> None:
+    """Raise a `ValueError` if scores would see nothing, or no words, in the references of a split."""
+    for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
+        references = references_of(split)
+        left = references_left(ignore, references, "decoding.")
+        fitting_tokenizer(bleu_tokenizer, left, "decoding.bleu_tokenizer")
+
+
+def clean(splits: Splits, data: DataRecipe) -> Splits:
+    """Apply the cleaning rules to the training pairs, and hold out validation pairs if there are none."""
+    others = ({"source": text, "target": text} for text in splits.others)
+    held_out = chain(splits.validation or (), *splits.tests.values(), others)
+    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
+    kept = replace(splits, train=train, report=report)
+    if splits.validation is not None:
+        return kept
+    whole = train["group" if "group" in train.column_names else "source"][:]
+    numbers = split_for_validation(whole, train["target"][:] if data.both_directions else ())
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
+    train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    return replace(kept, train=train, validation=validation, is_held_out=True)
+
+
+def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; not for streams."""
+    tokenizers.check_symbols(kept.validation, "`data.validation`")
+    for key, test in kept.tests.items():
+        tokenizers.check_symbols(test, f"`{key}`", ignore)
+    if isinstance(kept.train, Sized):
+        tokenizers.check_symbols(cast("Dataset", kept.train), "`data.train` after cleaning")
 
 
 def clean_pairs(
@@ -128,19 +193,6 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
             logger.info("%s training pairs share a text with held-out ones: left out", len(numbers[0]) - len(kept))
         return kept, numbers[1]
     return numbers
-
-
-def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
-    """Return at most `most` rows in their order, drawn with a fixed seed because a file may be sorted."""
-    if most is None or len(rows) <= most:
-        return list(rows)
-    return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
-
-
-def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return checksums of sources, to recognize those of the training."""
-    digests = (blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
-    return np.array([int.from_bytes(digest) for digest in digests], np.uint64)
 
 
 def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str, str]]:

@@ -1,14 +1,10 @@
 """The data of a recipe: places of the pairs, cleaning, and changes in each epoch."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
-
-from heedful.configuration_base_heed import position_limit
 from heedful.data.tokenization import GAP, LANGUAGE_TAG
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
@@ -143,13 +139,18 @@ class DataRecipe(Section, section="data"):
     @property
     def control_tokens(self) -> tuple[str, ...]:
         """Additional tokens for the tokenizers: tags of languages and parts, and a mask."""
-        parts = self.parts
-        tags = dict.fromkeys(f"<{part.tag}>" for part in parts.values() if part.tag)
-        return (*languages_of(parts), *tags, *[MASK] * bool(self.denoise))
+        tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
+        return (*self.languages, *tags, *[MASK] * bool(self.denoise))
 
-    def check_room(self, config: PreTrainedConfig) -> None:
-        """Raise a `ValueError` if rows made in an epoch may be longer than the positions of the model."""
-        limit, is_new = position_limit(config), self.augmentation.joined or self.streaming or self.denoise
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The target languages of a model of several, or none."""
+        languages = tuple(dict.fromkeys(str(part.to) for part in [*self.parts.values()][::-1]))
+        return languages if len(languages) > 1 else ()
+
+    def check_room(self, limit: int | None) -> None:
+        """Raise a `ValueError` if rows made in an epoch may be longer than a model's positions."""
+        is_new = self.augmentation.joined or self.streaming or self.denoise
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
             where = "where rows are made anew (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
@@ -162,12 +163,6 @@ class DataRecipe(Section, section="data"):
         if isinstance(where, list):
             return [str(Path(self.folder) / name) for name in where]
         return str(Path(self.folder) / where)
-
-
-def languages_of(parts: Mapping[str, MixturePart]) -> tuple[str, ...]:
-    """Return the target languages of a model of several, or none."""
-    languages = tuple(dict.fromkeys(str(part.to) for part in [*parts.values()][::-1]))
-    return languages if len(languages) > 1 else ()
 
 
 def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 from locale import locale_alias
 from pathlib import Path
 
-from heedful.data.cleaning import sample
+from heedful.data.sources import sample
 
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 TAG = re.compile(r"([A-Za-z]{2,3})[-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})")  # kor_Hang, ko-KR, en_XX, es-419

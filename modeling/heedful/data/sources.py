@@ -13,7 +13,8 @@ from functools import partial
 from importlib.metadata import entry_points
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from heedful.data import tables
 from heedful.data.data_recipe import OTHER_DIRECTION, MixturePart
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Record = tuple[str, int, Mapping[str, Any]]  # file, number of the row from 1, and columns
 Reader = partial[Iterator[Record]]
+Item = TypeVar("Item")
 
 ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
@@ -90,6 +92,13 @@ def read_pairs(
     return Dataset(pa.concat_tables(tables))
 
 
+def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
+    """Return at most `most` rows in their order, drawn with a fixed seed because a file may be sorted."""
+    if most is None or len(rows) <= most:
+        return list(rows)
+    return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
+
+
 def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
     """Read all parts but the other direction; of several, each pair has its number as `part`."""
     import pyarrow as pa
@@ -147,6 +156,8 @@ def reading(parameter: str) -> Iterator[None]:
 
 def row_reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
     """Return a reader of the rows of a location; raise errors that need no row, also for streams."""
+    if isinstance(location, str) and location.startswith("builtin:"):
+        return _builtin(location, columns)
     for name in [location] if isinstance(location, str) else location:
         if re.match(r"[A-Za-z][A-Za-z0-9+]*://", name):
             must = "be a file on this machine or a dataset's name on the Hub"
@@ -157,8 +168,6 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
         texts = [*map(_text_file, location)]
         _check_are_plain(texts)
         return partial(_aligned_lines, *texts)
-    if location.startswith("builtin:"):
-        return _builtin(location, columns)
     folder = Path(location).expanduser()
     if folder.is_dir():
         return _folder(folder, columns, split)

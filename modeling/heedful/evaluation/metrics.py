@@ -13,8 +13,8 @@ import numpy as np
 import regex
 from tqdm import tqdm
 
-from heedful.data.cleaning import sample
 from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
+from heedful.data.sources import sample
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
 from heedful.files import duration, one_line, shortened
 from heedful.messages_heed import wrong

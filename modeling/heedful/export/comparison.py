@@ -20,8 +20,7 @@ from transformers import GenerationConfig
 from heedful.cards.model_card import CARD_FILE
 from heedful.conversion.families import SIDES, Choices, field_faults
 from heedful.conversion.model_conversion import relative_difference
-from heedful.data.cleaning import sample
-from heedful.data.sources import builtin_corpus, read_pairs
+from heedful.data.sources import builtin_corpus, read_pairs, sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import GenerateEngine, token_batches
 from heedful.decoding.loading import STOCK, load_model, model_folder, tokenizer_folder

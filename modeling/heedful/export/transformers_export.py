@@ -17,8 +17,7 @@ from heedful.cards.learning_curve import CURVE_FILE
 from heedful.cards.model_card import CARD_FILE, metadata_of_card, render
 from heedful.checksums_heed import write_checksums
 from heedful.conversion.stock_models import save, start_from_zero, stock_config, stock_model
-from heedful.data.cleaning import sample
-from heedful.data.data_recipe import languages_of
+from heedful.data.sources import sample
 from heedful.data.tokenizer_training import PAD
 from heedful.decoding.engines import count_tokens, pad_sources
 from heedful.decoding.loading import load_model
@@ -78,7 +77,7 @@ def check_recipe(recipe: Recipe) -> None:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
     given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
-    if len(languages := given.languages if given else languages_of(recipe.data.parts)) > 1:
+    if len(languages := given.languages if given else recipe.data.languages) > 1:
         names = ", ".join(languages)
         where = f"for a model of several target languages, of which no class of transformers knows ({names})"
     elif folder.exists() and not recipe.overwrite:

@@ -10,11 +10,10 @@ from typing import Any
 from heedful.checking import pairs as looks
 from heedful.checking.findings import percent
 from heedful.checking.pairs import Pairs, kind_of, roles_of
-from heedful.data.cleaning import clean_pairs, sample
+from heedful.data.cleaning import clean_pairs, read_splits
 from heedful.data.data_recipe import CleaningRules, DataRecipe
 from heedful.data.languages import lacks_script, language_of, main_script
-from heedful.data.sources import first_rows, table_files
-from heedful.data.splits import read_splits
+from heedful.data.sources import first_rows, sample, table_files
 from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
 from heedful.evaluation.metrics import fitting_tokenizer
 from heedful.files import check_is_new, quoted, shortened, write_text

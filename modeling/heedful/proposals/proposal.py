@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from heedful import processor_heed
-from heedful.data.cleaning import sample, words_without_tags
+from heedful.data.cleaning import words_without_tags
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.languages import is_unspaced
-from heedful.data.sources import read_parts
+from heedful.data.sources import read_parts, sample
 from heedful.data.tokenizer_training import Algorithm
 from heedful.training.recipe_file import make_section, section_of
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 
 import heedful
-from heedful.configuration_base_heed import HeedBaseConfig
+from heedful.configuration_base_heed import HeedBaseConfig, position_limit
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import load_model
@@ -91,7 +91,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         Objective.of(optimization, config)
         if optimization.compile is True:
             check_compile(optimization, config, recipe.model.activation_checkpointing)
-        recipe.data.check_room(config)
+        recipe.data.check_room(position_limit(config))
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
     beams = recipe.decoding.num_beams
     if target is not None and beams > target:
@@ -110,14 +110,13 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
     kind = options.pop("model_type", "heed")
     if kind not in MODEL_TYPES:
         raise wrong("model.options.model_type", f"be {' or '.join(MODEL_TYPES)}", kind)
-    if kind == "heed":
-        return _made(heedful.HeedConfig, options | vocabularies)
-    if recipe.attn_implementation is not None:
+    is_recurrent = kind == "heed_rnn"
+    if is_recurrent and recipe.attn_implementation is not None:
         must = "be empty for a recurrent model, which has one way to attend"
         raise wrong("model.attn_implementation", must, repr(recipe.attn_implementation))
-    if recipe.activation_checkpointing:
+    if is_recurrent and recipe.activation_checkpointing:
         raise wrong("model.activation_checkpointing", "be false for a recurrent model", "true")
-    return _made(heedful.HeedRNNConfig, options | vocabularies)
+    return _made(heedful.HeedRNNConfig if is_recurrent else heedful.HeedConfig, options | vocabularies)
 
 
 def _made(kind: type[HeedBaseConfig], options: dict[str, Any]) -> HeedBaseConfig:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 from accelerate import Accelerator
 
-from heedful.data.cleaning import sample
+from heedful.data.cleaning import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, encode
-from heedful.data.splits import Splits, check_references, check_symbols, clean, read_splits
+from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import TokenizerRecipe, train_tokenizers
 from heedful.messages_heed import wrong

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TASK, TEXT_TASK
-from heedful.data.cleaning import SOURCES_FILE, sample
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows
+from heedful.data.epochs.encoding import SOURCES_FILE
 from heedful.data.languages import LANGUAGE_CODE, code_of, language_of
-from heedful.data.sources import read_pairs
+from heedful.data.sources import read_pairs, sample
 from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator

@@ -334,10 +334,8 @@ def _value(text: str, hint: Any) -> Any:
 
 def make_section(kind: type, tree: Any, prefix: str) -> Any:
     """Make the dataclass `kind` of a mapping whose keys and types are checked."""
-    if not isinstance(tree, dict):
-        raise wrong(prefix.rstrip("."), "be a section with keys", shortened(tree))
     hints, values = get_type_hints(kind), {}
-    for name, value in tree.items():
+    for name, value in _typed(dict, tree, prefix.rstrip("."), "a section with keys").items():
         key = f"{prefix}{name}"
         if name not in hints:
             nearest = get_close_matches(str(name), hints, n=1, cutoff=0)
@@ -357,7 +355,7 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
     return kind(**values)
 
 
-def _typed(hint: Any, value: Any, name: str) -> Any:
+def _typed(hint: Any, value: Any, name: str, must: str = "") -> Any:
     """Return the value if it fits the type; text such as 1e-3, which YAML takes for text, becomes a number."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
@@ -370,7 +368,7 @@ def _typed(hint: Any, value: Any, name: str) -> Any:
             value = float(value)
     if not _fits(hint, value):
         advice = "text that YAML takes for something else needs quotes" * (str in choices and value is not None)
-        raise wrong(name, f"be {in_words(hint)}", shortened(value), advice=advice)
+        raise wrong(name, f"be {must or in_words(hint)}", shortened(value), advice=advice)
     return value
 
 

@@ -66,13 +66,14 @@ def check_start(found: Iterable[Fault]) -> None:
 
 def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator[Fault]:
     """Find faults in the tokenizers, lengths and limits of a run; a model without room is a `ValueError`."""
-    recipe.data.check_room(config)
+    positions, key = position_limit(config), tokenizer_key(recipe.tokenizer, recipe.model)
+    recipe.data.check_room(positions)
     targets = [pair["target"] for pair in corpus.validation_pairs]
-    yield from faults_of_targets(tokenizer_key(recipe.tokenizer, recipe.model), corpus.tokenizers, targets)
+    yield from faults_of_targets(key, corpus.tokenizers, targets)
     training = corpus.training
     splits = {"data.train": training.rows} if isinstance(training, StoredRows) else {}
     splits |= {"data.validation": corpus.validation, **corpus.tests}
-    yield from _too_long(recipe.data, recipe.validation, position_limit(config), splits)
+    yield from _too_long(recipe.data, recipe.validation, positions, splits)
     yield from _cut_off(recipe.decoding, recipe.validation, corpus.validation.target_lengths)
     if isinstance(training, StoredRows):
         usual = np.median(training.rows.source_lengths + training.rows.target_lengths)

@@ -1,7 +1,7 @@
 """The rows of a run: training pairs as token ids, in memory or streamed, and held-out pairs."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from heedful.data.cleaning import CleaningReport, source_digests
+from heedful.data.cleaning import CleaningReport, Splits
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling
@@ -20,11 +20,12 @@ from heedful.data.epochs.encoding import (
     PairEncoder,
     both_ways,
     numbers_of_parts,
+    rows_of_parts,
+    source_digests,
     source_prefixes,
     with_other_direction,
 )
 from heedful.data.epochs.teacher import TeacherTokens
-from heedful.data.splits import Splits
 from heedful.data.tokenization import TokenizerPair
 
 Pairs = Iterable[Mapping[str, str]]
@@ -152,7 +153,7 @@ def encode(
     accelerator: Accelerator | None = None,
 ) -> Corpus:
     """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
-    heads = source_prefixes(data.parts, tokenizers)
+    heads = source_prefixes(data, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
     held_out: Any = both_ways(kept.validation) if data.both_directions else kept.validation
@@ -194,6 +195,7 @@ def _stored(
 ) -> StoredRows:
     rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
     numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    digests = np.unique(source_digests(pairs))
     if data.mixture or data.denoise:
         first = min(data.denoised, default=0)
         parts = rows_of_parts([*data.parts][first:], numbers - first)
@@ -206,15 +208,7 @@ def _stored(
     if folder is not None:
         teacher = TeacherTokens(folder)
         fingerprint += teacher.check(encoder.tokenizers, rows)
-    return StoredRows(rows, batching, drawn, teacher, parts, np.unique(source_digests(pairs)), fingerprint)
-
-
-def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
-    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
-    for key in [key for key, rows in counts.items() if not rows]:
-        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
-    return counts
+    return StoredRows(rows, batching, drawn, teacher, parts, digests, fingerprint)
 
 
 def _nothing_left(encoder: PairEncoder, too_long: int) -> ValueError:

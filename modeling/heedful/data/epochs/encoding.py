@@ -2,14 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from heedful.data.data_recipe import DENOISE, MixturePart, languages_of
+from heedful.data.data_recipe import DENOISE, DataRecipe
 from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
@@ -17,14 +17,15 @@ from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+SOURCES_FILE = "training_sources.bin"  # checksums, in the folder of a run
 CHUNK = 2000  # pairs per call of the tokenizer, enough for all cores
 
 
-def source_prefixes(parts: Mapping[str, MixturePart], tokenizers: TokenizerPair) -> list[list[int]]:
+def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[int]]:
     """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
-    known = tokenizers.languages
+    parts, known = data.parts, tokenizers.languages
     is_known = len(known) > 1
-    languages = languages_of(parts) or {str(part.to) for part in parts.values() if is_known}
+    languages = data.languages or {str(part.to) for part in parts.values() if is_known}
     if not {*languages} <= {*known}:
         wanted, found = ", ".join(languages), ", ".join(known) or "none"
         must = f"have a tag of each language that is learned ({wanted})"
@@ -67,6 +68,20 @@ def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | Itera
 def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
     """Return the part of each pair, `(pairs,)`."""
     return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
+
+
+def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
+    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
+    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
+    for key in [key for key, count in counts.items() if not count]:
+        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+    return counts
+
+
+def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
+    """Return checksums of sources, to recognize those of the training."""
+    digests = (hashlib.blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
+    return np.array([int.from_bytes(digest) for digest in digests], np.uint64)
 
 
 @dataclass(frozen=True)

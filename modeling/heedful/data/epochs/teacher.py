@@ -50,7 +50,7 @@ class TeacherTokens:
         """Return a checksum; other tokenizers, changed files or missing rows are a `ValueError`."""
         if self._facts.get("tokenizer") != tokenizers.fingerprint():
             raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
-        checksums = self._facts.get("checksums")
+        checksums, fingerprint = self._facts.get("checksums"), checksum(self.folder / FACTS)
         if len(rows) and {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != checksums:
             raise self._mistake("as it was written, but is damaged or changed.")
         for row in map(rows.__getitem__, range(len(rows))):
@@ -58,7 +58,7 @@ class TeacherTokens:
                 source = tokenizers.source.decode(row["input_ids"], skip_special_tokens=True)
                 (target,) = tokenizers.decode_target([row["labels"]])
                 raise self._mistake(f"of all training pairs, but lacks {source!r} with {target!r}.")
-        return checksum(self.folder / FACTS)
+        return fingerprint
 
     def _place(self, input_ids: Sequence[int], labels: Sequence[int]) -> slice | None:
         key = key_of(input_ids, labels)

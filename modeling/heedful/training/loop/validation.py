@@ -9,12 +9,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
-from heedful.data.cleaning import sample
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.data.epochs.corpus import Corpus
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
-from heedful.data.sources import references_of
+from heedful.data.sources import references_of, sample
 from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
 from heedful.evaluation.metrics import affordable_metrics, score_translations

@@ -12,7 +12,7 @@ from typing import Any
 
 from heedful.checksums_heed import CHECKSUMS_FILE, TARGET_FOLDER
 from heedful.checksums_heed import FILES as CHECKED_FILES
-from heedful.data.cleaning import SOURCES_FILE
+from heedful.data.epochs.encoding import SOURCES_FILE
 from heedful.files import leftovers, remove
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import keys_of
@@ -41,8 +41,16 @@ def check_output_folder(recipe: Recipe) -> None:
     if not folder.is_dir() or _holds_leftovers(folder):
         return
     if recipe.overwrite:
-        _check_overwrite(folder)
-        return
+        # A run's recipe has every key and no comment.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = (folder / "recipe.yaml").read_text(encoding="utf-8")
+            keys = set(re.findall(r"^(\w+):", text, re.MULTILINE))
+            if keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE):
+                if not Path.cwd().is_relative_to(folder.resolve()):
+                    return
+                must = "not hold the working directory where overwrite=true"
+                raise ValueError(f"`output` must {must}, but {folder} does.")
+        raise ValueError(f"`output` must be empty or a run's folder where overwrite=true, but {folder} is neither.")
     if not recipe.resume:
         ways = "continue the run in it with resume=true, move it aside with overwrite=true, or choose another folder"
         raise ValueError(f"`output` must be an empty folder, but {folder} is not: {ways} with output=…")
@@ -56,33 +64,9 @@ def check_output_folder(recipe: Recipe) -> None:
         earlier, now = asdict(read_recipe(written)), asdict(recipe)
     except ValueError as error:
         raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
-    for name, (then, value) in changed_keys(earlier, now).items():
-        reason = _reason_against(name, (then, value), recipe.optimization.optimizer, recipe.allow_changes)
-        if reason is not None:
-            raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason)
-
-
-def _reason_against(name: str, values: tuple[object, object], optimizer: str, allow_changes: bool) -> str | None:
-    """Return why a key may not change from one value to the other; `None` if it may."""
-    if name.startswith("tokenizer."):
-        return "the weights know no other tokenizer"
-    if name == "optimization.optimizer" and {*values} != {"adam", "adamw"}:
-        return "no other optimizer can go on with its state"
-    if name == "optimization.beta1" and optimizer == "schedule_free":
-        return "the average of the weights is made with it"
-    return None if allow_changes else OTHER_RUN
-
-
-def _check_overwrite(folder: Path) -> None:
-    """Check that a folder can be renamed and is a run's: its `recipe.yaml` has every key and no comment."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        text = (folder / "recipe.yaml").read_text(encoding="utf-8")
-        keys = set(re.findall(r"^(\w+):", text, re.MULTILINE))
-        if keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE):
-            if not Path.cwd().is_relative_to(folder.resolve()):
-                return
-            raise ValueError(f"`output` must not hold the working directory where overwrite=true, but {folder} does.")
-    raise ValueError(f"`output` must be empty or a run's folder where overwrite=true, but {folder} is neither.")
+    for name, then, value, reason in changed_keys(earlier, now):
+        if reason is not None or not recipe.allow_changes:
+            raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason or OTHER_RUN)
 
 
 def _holds_leftovers(folder: Path) -> bool:
@@ -100,17 +84,25 @@ def foreign_files(folder: Path) -> list[Path]:
     return sorted(file for file in files if file.parent not in ours or not any(map(file.match, OWN_FILES)))
 
 
-def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[object, object]]:
-    """Return both values of each changed key, with dots, that makes it another run."""
-    changeable = {key.name for key in keys_of(Recipe) if key.resumes}
-    if now.get("optimization", {}).get("schedule") in ("linear", "cosine"):
+def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, object, object, str | None]]:
+    """Yield each changed key, with dots, that makes it another run: both values, and why it may never change."""
+    changeable, optimization = {key.name for key in keys_of(Recipe) if key.resumes}, now.get("optimization", {})
+    if optimization.get("schedule") in ("linear", "cosine"):
         changeable.discard("optimization.max_updates")  # the learning rate depends on it
     if now.get("data", {}).get("streaming"):
         changeable -= {"data.folder", "data.test"}  # because a stream has no checksum
     sections = tuple(f"{key}." for key in changeable)
     then, values = leaves(earlier), leaves(now)
-    both = {name: (then.get(name), values.get(name)) for name in values | then}
-    return {name: (a, b) for name, (a, b) in both.items() if a != b and not f"{name}.".startswith(sections)}
+    for name in values | then:
+        both, reason = (then.get(name), values.get(name)), None
+        if name.startswith("tokenizer."):
+            reason = "the weights know no other tokenizer"
+        elif name == "optimization.optimizer" and {*both} != {"adam", "adamw"}:
+            reason = "no other optimizer can go on with its state"
+        elif name == "optimization.beta1" and optimization.get("optimizer") == "schedule_free":
+            reason = "the average of the weights is made with it"
+        if both[0] != both[1] and not f"{name}.".startswith(sections):
+            yield name, *both, reason
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -127,12 +119,11 @@ def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
     folder = folder.resolve()  # a link stays, and its target is renamed
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)
-        if _holds_leftovers(folder):
-            for path in [*folder.iterdir()]:
-                remove(path)  # the tokenizer may be of other data
-        elif overwrite:
+        if overwrite and not _holds_leftovers(folder):
             _move_aside(folder)
             _make_and_lock(folder, locks)
+        for path in [*folder.iterdir()] if _holds_leftovers(folder) else ():
+            remove(path)  # the tokenizer may be of other data
         yield
 
 

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 import heedful
 from guides import text_of
 from heedful.recipe_keys import keys_of
+from heedful.training.model_of_recipe import MODEL_TYPES, read_config
 from heedful.training.recipe import Recipe
-from heedful.training.recipe_file import MODEL_TYPES, known_text, make_recipe, read_config, read_recipe, sizes, to_yaml
+from heedful.training.recipe_file import known_text, make_recipe, read_recipe, sizes, to_yaml
 from helpers import assert_error, slow_but
 
 PACKAGE = Path(heedful.__file__).parent

@@ -58,7 +58,7 @@ def test_a_wheel_holds_every_file_of_the_package_and_the_configuration_once(whee
 def test_recipes_and_sizes_are_found_in_an_installed_wheel(wheel, tmp_path):
     ZipFile(wheel).extractall(tmp_path / "site")
     code = "from heedful.training.recipe_file import *; print(MODELS, read_recipe('paper-base').name)"
-    code += "; print(read_config(read_recipe('multi30k-de-en').model.config)['d_model'])"
+    code += "; from heedful.training.model_of_recipe import *; print(read_config('small')['d_model'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     printed = subprocess.check_output([sys.executable, "-c", code], env=environment, cwd=tmp_path, text=True)
     assert printed.split() == [str(tmp_path / "site/heedful/configuration/models"), "paper-base", "256"]

@@ -16,9 +16,8 @@ from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.training import preparation
-from heedful.training.model_of_recipe import check_model, make_model
+from heedful.training.model_of_recipe import check_model, make_model, read_config
 from heedful.training.preparation import prepare_corpus, tokenizers_of
-from heedful.training.recipe_file import read_config
 from heedful.training.run import train
 from heedful.training.start_checks import check_start, faults, faults_of_targets
 from heedful.training.updates.model_size import parameters_of

@@ -83,6 +83,8 @@ def check_size(name: str, algorithm: Algorithm, size: int | None, special: int =
         tags = ", with the tags and marks of `data`," * (special > len(SPECIAL_TOKENS))
         must = f"be at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
         raise wrong(name, must, size)
+    if size is not None and size > MOST_TOKENS:
+        raise wrong(name, f"be at most {MOST_TOKENS}", size)
 
 
 def train_tokenizers(
@@ -117,19 +119,22 @@ def train_tokenizers(
     for each in algorithms:
         if each not in get_args(Algorithm):
             raise wrong("algorithm", f"be one of {', '.join(get_args(Algorithm))}", repr(each))
-    for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
-        check_are_several(texts, name)
     tags = _language_tags(languages)
-    if joint:
+    is_same = isinstance(algorithm, str) and target_vocab_size is None
+    size, size_name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
+    check_size("vocab_size", algorithms[0], vocab_size, len(SPECIAL_TOKENS) + len(tags))
+    if not joint:
+        check_size(size_name, algorithms[1], size)
+    else:
         if target_vocab_size is not None:
             raise wrong("target_vocab_size", "be None for a joint vocabulary", target_vocab_size)
         if not isinstance(algorithm, str):
             raise wrong("algorithm", "be one for a joint vocabulary", repr(algorithm))
-        source_texts = chain(source_texts, target_texts)
-    source = _train_one(source_texts, algorithms[0], vocab_size, "vocab_size", tags)
-    is_same = isinstance(algorithm, str) and target_vocab_size is None
-    size, name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
-    target = source if joint else _train_one(target_texts, algorithms[1], size, name, [])
+    for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
+        check_are_several(texts, name)
+    texts = chain(source_texts, target_texts) if joint else source_texts
+    source = _train_one(texts, algorithms[0], vocab_size, "vocab_size", tags)
+    target = source if joint else _train_one(target_texts, algorithms[1], size, size_name, [])
     return TokenizerPair(source, target)
 
 
@@ -150,9 +155,6 @@ def _train_one(
     from transformers import PreTrainedTokenizerFast
 
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
-    check_size(size_name, algorithm, vocab_size, len(control))
-    if vocab_size is not None and vocab_size > MOST_TOKENS:
-        raise wrong(size_name, f"be at most {MOST_TOKENS}", vocab_size)
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
     tokenizer.train_from_iterator(_without_long_words(texts) if algorithm in SUBWORDS else texts, trainer)
     if algorithm == "unigram":

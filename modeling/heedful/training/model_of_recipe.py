@@ -1,5 +1,6 @@
 """The model of a recipe, and the engine that trains it."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +20,15 @@ from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
 from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
-from heedful.training.recipe_file import MODEL_TYPES, read_config
+from heedful.training.recipe_file import MODELS, sizes, suggestion
 from heedful.training.updates.compilation import body_of, check_compile
 from heedful.training.updates.engine import TrainingEngine
 from heedful.training.updates.model_size import check_memory
 from heedful.training.updates.objective import Objective
 from heedful.training.updates.optimizers import make_optimizer
 from heedful.versions_heed import CHECKPOINTING
+
+MODEL_TYPES = ("heed", "heed_rnn")
 
 
 def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> TrainableModel:
@@ -100,6 +103,8 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> HeedBaseConfig:
     """Make a config of the config file, the recipe's options, and the tokenizers' facts."""
+    from huggingface_hub.errors import StrictDataclassFieldValidationError
+
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
     for name in vocabularies.keys() & recipe.options.keys():
         if options[name] != vocabularies[name]:
@@ -116,21 +121,36 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
         raise wrong("model.attn_implementation", must, repr(recipe.attn_implementation))
     if is_recurrent and recipe.activation_checkpointing:
         raise wrong("model.activation_checkpointing", "be false for a recurrent model", "true")
-    return _made(heedful.HeedRNNConfig if is_recurrent else heedful.HeedConfig, options | vocabularies)
-
-
-def _made(kind: type[HeedBaseConfig], options: dict[str, Any]) -> HeedBaseConfig:
-    from huggingface_hub.errors import StrictDataclassFieldValidationError
-
+    made: type[HeedBaseConfig] = heedful.HeedRNNConfig if is_recurrent else heedful.HeedConfig
+    options |= vocabularies
     try:
-        return kind(**options)
+        return made(**options)
     except StrictDataclassFieldValidationError as error:
         named = re.search(r"field '(\w+)'", str(error))
         if named is None or named[1] not in options:
             raise
-        hint = kind.__dataclass_fields__[named[1]].type
+        hint = made.__dataclass_fields__[named[1]].type
         types = hint.__name__ if isinstance(hint, type) else str(hint).replace(" | ", " or ")
         raise wrong(f"model.options.{named[1]}", f"be {types}", repr(options[named[1]])) from error
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Read the fields of a config.json, given by its path, its folder, or the name of a size."""
+    path = Path(path)
+    named = [MODELS / path / "config.json"] if path.name == str(path) else []
+    file = next((file for file in (path, path / "config.json", *named) if file.is_file()), None)
+    if file is None:
+        found = f"does not exist{suggestion(path, sizes())}: `heedful recipes` lists the sizes that come along"
+        raise FileNotFoundError(f"The model config {path} (`model.config`) {found}.")
+    config = f"The model config {file} (`model.config`)"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{config} must be JSON, but is not: {error}") from error
+    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
+    if kind not in MODEL_TYPES:
+        raise ValueError(f"{config} must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} instead.")
+    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
 
 
 def _class_of(config: HeedBaseConfig) -> Callable[[Any], TrainableModel]:

@@ -1,4 +1,4 @@
-"""The files of a recipe: its YAML, with a check of every key and type, and its model config."""
+"""The file of a recipe: YAML, with a check of every key and type."""
 
 import glob
 import json
@@ -27,7 +27,6 @@ _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3
 CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 RECIPE_FILE = "recipe.yaml"
-MODEL_TYPES = ("heed", "heed_rnn")
 # Paths that may be relative to the recipe's file; those of data only without `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise)")
@@ -155,7 +154,7 @@ def known_text(name: str) -> str:
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
     files |= {entry: MODELS / entry / "config.json" for entry in sizes()}
     if name.removesuffix(".yaml") not in files:
-        raise wrong("NAME", "be one that `heedful recipes` lists", f"{name!r}{_suggestion(Path(name), files)}")
+        raise wrong("NAME", "be one that `heedful recipes` lists", f"{name!r}{suggestion(Path(name), files)}")
     return files[name.removesuffix(".yaml")].read_text(encoding="utf-8")
 
 
@@ -168,7 +167,7 @@ def find_recipe(path: str | Path) -> Path:
             return file
     if path.is_dir():
         raise FileNotFoundError(f"The recipe must be a YAML file, but {path} is a folder.")
-    found = f"does not exist{_suggestion(path, recipes())}"
+    found = f"does not exist{suggestion(path, recipes())}"
     raise FileNotFoundError(f"The recipe {path} {found}: `heedful recipes` lists those that come along.")
 
 
@@ -239,26 +238,8 @@ def listing() -> str:
     return "\n".join(commented(dict(tree), meanings())) + "\n"
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Read the fields of a config.json, given by its path, its folder, or the name of a size."""
-    path = Path(path)
-    named = [MODELS / path / "config.json"] if path.name == str(path) else []
-    file = next((file for file in (path, path / "config.json", *named) if file.is_file()), None)
-    if file is None:
-        found = f"does not exist{_suggestion(path, sizes())}: `heedful recipes` lists the sizes that come along"
-        raise FileNotFoundError(f"The model config {path} (`model.config`) {found}.")
-    config = f"The model config {file} (`model.config`)"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{config} must be JSON, but is not: {error}") from error
-    kind = fields.get("model_type", "heed") if isinstance(fields, dict) else type(fields).__name__
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"{config} must be of type {' or '.join(MODEL_TYPES)}, but is of {kind} instead.")
-    return {name: value for name, value in fields.items() if name not in ("architectures", "transformers_version")}
-
-
-def _suggestion(path: Path, names: Iterable[str]) -> str:
+def suggestion(path: Path, names: Iterable[str]) -> str:
+    """Return the names most alike to a path's, as a question; "" for none."""
     nearest = get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 

@@ -69,6 +69,17 @@ def written_whole(path: Path) -> Iterator[Path]:
         remove(folder)
 
 
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder that becomes `path` when all is written, and is deleted after an error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as partial:
+            yield partial
+    except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception
+        raise OSError(f"{path} could not be written: {error}") from error
+
+
 def leftovers(folder: Path) -> dict[Path, str]:
     """Return the private folders of `written_whole` in a folder, each with the beginning of its file's name."""
     marks = {path: PARTIAL.fullmatch(path.name) for path in folder.iterdir()} if folder.is_dir() else {}

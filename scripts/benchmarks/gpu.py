@@ -10,7 +10,7 @@ before all that is timed. The first of the sizes is compiled in `training` too, 
 
 `training` takes bare steps: 25,000 target tokens, as many source tokens, AdamW and autocast; the steps take turns, and
 medians are compared. GiB are the peak of one model, its optimizer and its step. MFU is the share of the card's peak
-that the products with a model's matrices take (`heedful.training.loop.throughput`), the same for all four.
+that the products with a model's matrices take (`heedful.training.updates.model_size`), the same for all four.
 
 `loop` is `heedful train` itself: medians of the later half of its log, beside a bare step on one of its updates.
 
@@ -54,9 +54,9 @@ from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.loading import load_model
 from heedful.decoding.strategies import graphs
-from heedful.training.loop.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe_file import make_recipe
 from heedful.training.run import train
+from heedful.training.updates.model_size import operations_of_pairs, peak_operations
 from heedful_lab.korean_english.pairs import korean_english_pairs
 
 Loss = Callable[..., torch.Tensor]  # of a model and a batch

@@ -22,9 +22,8 @@ from heedful.checking.doctor import diagnose
 from heedful.checking.estimate import dry_run
 from heedful.data.sources import sample
 from heedful.fast_paths_heed import runs_known_code
-from heedful.training.loop import throughput, validation
+from heedful.training.loop import validation
 from heedful.training.loop.monitoring import training_values
-from heedful.training.loop.throughput import operations_of_pairs
 from heedful.training.loop.validation import METRICS, validation_loss
 from heedful.training.model_of_recipe import make_engine
 from heedful.training.processes.signals import TrainingInterrupted
@@ -34,7 +33,8 @@ from heedful.training.run_folder import checkpoints
 from heedful.training.run_folder.checkpoints import checkpoint_path, find_damage, list_checkpoints, load_progress
 from heedful.training.run_folder.progress import new_window, unfinished
 from heedful.training.start_checks import check_installed
-from heedful.training.updates import optimizers
+from heedful.training.updates import model_size, optimizers
+from heedful.training.updates.model_size import operations_of_pairs
 from heedful.training.updates.optimizers import (
     MuonWithAdamW,
     averaged_weights,
@@ -398,7 +398,7 @@ def test_a_run_that_still_learns_at_its_end_says_so_with_the_key_to_raise():
 
 
 def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(make_loop, monkeypatch, tmp_path):
-    monkeypatch.setattr(throughput, "peak_operations", lambda device: 1e12)
+    monkeypatch.setattr(model_size, "peak_operations", lambda device: 1e12)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     loop, trackers = make_loop({"optimization.max_updates": 2}), {"trackers": []}

@@ -17,11 +17,12 @@ from heedful.data.epochs.corpus import Corpus, encode
 from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import TokenizerRecipe, train_tokenizers
+from heedful.files import written_folder
 from heedful.messages_heed import wrong
 from heedful.training.model_of_recipe import check_model
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import newest_whole_checkpoint, written_folder
+from heedful.training.run_folder.checkpoints import newest_whole_checkpoint
 
 if TYPE_CHECKING:
     from datasets import Dataset

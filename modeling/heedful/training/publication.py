@@ -20,12 +20,13 @@ from heedful.data.sources import read_pairs, sample
 from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
+from heedful.files import written_folder
 from heedful.pipeline_heed import pipelines_of_folder
 from heedful.protocols import TrainableModel
 from heedful.training.loop.validation import score_pairs, validation_loss
 from heedful.training.recipe import CardRecipe, DecodingRecipe, Recipe
 from heedful.training.recipe_file import to_yaml
-from heedful.training.run_folder.checkpoints import published_checkpoints, written_folder
+from heedful.training.run_folder.checkpoints import published_checkpoints
 from heedful.training.run_folder.folder import foreign_files
 from heedful.training.run_folder.progress import Progress
 
@@ -74,18 +75,13 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe, is_private=True), encoding="utf-8")
-            copy_foreign_files(recipe.folder / MODEL_FOLDER, partial)
+            for file in foreign_files(recipe.folder / MODEL_FOLDER):  # a user's own stay
+                (partial / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(recipe.folder / MODEL_FOLDER / file, partial / file, follow_symlinks=False)
         if isinstance(training := corpus.training, StoredRows):
             training.digests.tofile(recipe.folder / SOURCES_FILE)
     accelerator.wait_for_everyone()
     return model
-
-
-def copy_foreign_files(folder: Path, target: Path) -> None:
-    """Copy a user's own files from one folder of a model to another."""
-    for file in foreign_files(folder):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(folder / file, target / file, follow_symlinks=False)
 
 
 def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:

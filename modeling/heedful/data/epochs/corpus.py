@@ -12,19 +12,10 @@ from accelerate.utils import gather_object
 
 from heedful.data.cleaning import CleaningReport, Splits
 from heedful.data.data_recipe import DataRecipe
+from heedful.data.epochs import encoding
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling
-from heedful.data.epochs.encoding import (
-    CHUNK,
-    EncodedPairs,
-    PairEncoder,
-    both_ways,
-    numbers_of_parts,
-    rows_of_parts,
-    source_digests,
-    source_prefixes,
-    with_other_direction,
-)
+from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 
@@ -153,12 +144,12 @@ def encode(
     accelerator: Accelerator | None = None,
 ) -> Corpus:
     """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
-    heads = source_prefixes(data, tokenizers)
+    heads = encoding.source_prefixes(data, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
-    pairs: Any = with_other_direction(kept.train) if data.both_directions else kept.train
-    held_out: Any = both_ways(kept.validation) if data.both_directions else kept.validation
+    pairs: Any = encoding.with_other_direction(kept.train) if data.both_directions else kept.train
+    held_out: Any = encoding.both_ways(kept.validation) if data.both_directions else kept.validation
     if data.denoise:
-        pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
+        pairs = pairs.select(np.flatnonzero(np.isin(encoding.numbers_of_parts(pairs), data.denoised)))
         held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
     drawn: list[Draw] = []
@@ -194,11 +185,11 @@ def _stored(
     drawn: list[Draw],
 ) -> StoredRows:
     rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
-    numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
-    digests = np.unique(source_digests(pairs))
+    numbers, fingerprint = encoding.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+    digests = np.unique(encoding.source_digests(pairs))
     if data.mixture or data.denoise:
         first = min(data.denoised, default=0)
-        parts = rows_of_parts([*data.parts][first:], numbers - first)
+        parts = encoding.rows_of_parts([*data.parts][first:], numbers - first)
     if not len(rows):
         raise _nothing_left(encoder, rows.left_out)
     if data.temperature != 1:

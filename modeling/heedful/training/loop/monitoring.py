@@ -59,7 +59,7 @@ class RunLog:
         """Write the means of the window, begin a new one, and return a summary."""
         values = training_values(progress.window)
         if self.accelerator.device.type == "cuda":
-            from heedful.training.loop.throughput import device_values
+            from heedful.training.updates.model_size import device_values
 
             values |= device_values(self._network, progress.window, self.accelerator)
         values |= {"train/learning_rate": rate, "train/skipped_updates": progress.skipped_updates}

@@ -6,8 +6,6 @@ Each is a model folder for `from_pretrained`, with the state of training in `tra
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +15,7 @@ from accelerate import Accelerator
 
 from heedful.checksums_heed import checksum
 from heedful.data.tokenization import TokenizerPair
-from heedful.files import check_name_inside, flush, leftovers, remove, written_whole
+from heedful.files import check_name_inside, flush, leftovers, remove, written_folder
 from heedful.protocols import TrainableModel
 from heedful.training.processes.collectives import any_rank, broadcast
 from heedful.training.processes.heartbeat import Watch
@@ -77,17 +75,6 @@ def save_checkpoint(
         (partial / RECIPE).write_text(recipe, encoding="utf-8")
         write_manifest(partial)
     return path
-
-
-@contextmanager
-def written_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder that becomes `path` when all is written, and is deleted after an error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as partial:
-            yield partial
-    except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception
-        raise OSError(f"{path} could not be written: {error}") from error
 
 
 def load_state(path: Path) -> TrainingState:

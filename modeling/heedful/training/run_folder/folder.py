@@ -120,7 +120,14 @@ def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)
         if overwrite and not _holds_leftovers(folder):
-            _move_aside(folder)
+            names = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
+            aside = next(path for path in names if not os.path.lexists(path))
+            try:
+                folder.rename(aside)
+            except OSError as error:
+                must = "be a folder that can be renamed"
+                raise ValueError(f"`output` must {must}, but {folder} cannot: {error}") from error
+            logger.info("the earlier run in %s is now in %s", folder, aside)
             _make_and_lock(folder, locks)
         for path in [*folder.iterdir()] if _holds_leftovers(folder) else ():
             remove(path)  # the tokenizer may be of other data
@@ -144,13 +151,3 @@ def _make_and_lock(folder: Path, locks: contextlib.ExitStack) -> None:
         except BlockingIOError:
             must = "be a folder of its own"
             raise ValueError(f"`output` must {must}, but another run is writing into {folder}.") from None
-
-
-def _move_aside(folder: Path) -> None:
-    names = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
-    aside = next(path for path in names if not os.path.lexists(path))
-    try:
-        folder.rename(aside)
-    except OSError as error:
-        raise ValueError(f"`output` must be a folder that can be renamed, but {folder} cannot: {error}") from error
-    logger.info("the earlier run in %s is now in %s", folder, aside)

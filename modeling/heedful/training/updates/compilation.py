@@ -14,8 +14,8 @@ from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedModel
 from heedful.packed_rows_heed import PACKED_ENCODINGS
 from heedful.protocols import TrainableModel
-from heedful.training.loop.throughput import operations_of_pairs, peak_operations
 from heedful.training.recipe import OptimizationRecipe
+from heedful.training.updates.model_size import operations_of_pairs, peak_operations
 
 logger = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.data.epochs.corpus import Corpus, StoredRows
 from heedful.data.epochs.encoding import EncodedPairs
-from heedful.data.epochs.micro_batches import collate
+from heedful.data.epochs.micro_batches import collate, laid_end_to_end
 from heedful.host import keep_freed_memory
 from heedful.training.loop.loop import TrainingLoop
 from heedful.training.loop.validation import validation_loss
@@ -58,7 +58,6 @@ from heedful.training.preparation import prepare_corpus
 from heedful.training.processes.devices import make_accelerator
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
-from heedful.training.updates.packing import laid_end_to_end
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
 WARM_UP = 1  # updates of a slice that are not timed

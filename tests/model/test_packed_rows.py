@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from heedful import HeedForConditionalGeneration
-from heedful.data.epochs.micro_batches import collate
+from heedful.data.epochs.micro_batches import collate, laid_end_to_end
 from heedful.packed_rows_heed import UNRESTRICTED, why_padded
 from heedful.training.loop.feed import on_device
 from heedful.training.updates.objective import Objective
-from heedful.training.updates.packing import laid_end_to_end
 from helpers import loss_and_gradients, tiny_config
 from rows_attention import varlen_attn
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
-from heedful.data.epochs.micro_batches import split_update
+from heedful.data.epochs.micro_batches import laid_end_to_end, split_update
 from heedful.training import model_of_recipe
 from heedful.training.loop import feed
 from heedful.training.loop import loop as loop_module
@@ -25,7 +25,6 @@ from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.updates import compilation
 from heedful.training.updates.compilation import CompiledBody
 from heedful.training.updates.engine import Results
-from heedful.training.updates.packing import laid_end_to_end
 from helpers import assert_error
 from process_checks import equal, spoil, weights_of
 from rows_attention import varlen_attn

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from heedful.checking.doctor import diagnose
 from heedful.checking.estimate import dry_run
-from heedful.data.epochs.micro_batches import MicroBatch, collate
+from heedful.data.epochs.micro_batches import MicroBatch, collate, laid_end_to_end
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
@@ -22,7 +22,6 @@ from heedful.training.model_of_recipe import check_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe, to_yaml
 from heedful.training.updates.objective import Objective
-from heedful.training.updates.packing import laid_end_to_end
 from helpers import assert_error, assert_refused, tiny_model
 from process_checks import with_stand_in_for_dropout, write_teacher
 from tiny_runs import around, logged, tiny_recipe

@@ -83,8 +83,6 @@ def check_size(name: str, algorithm: Algorithm, size: int | None, special: int =
         tags = ", with the tags and marks of `data`," * (special > len(SPECIAL_TOKENS))
         must = f"be at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
         raise wrong(name, must, size)
-    if size is not None and size > MOST_TOKENS:
-        raise wrong(name, f"be at most {MOST_TOKENS}", size)
 
 
 def train_tokenizers(
@@ -122,10 +120,12 @@ def train_tokenizers(
     tags = _language_tags(languages)
     is_same = isinstance(algorithm, str) and target_vocab_size is None
     size, size_name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
-    check_size("vocab_size", algorithms[0], vocab_size, len(SPECIAL_TOKENS) + len(tags))
-    if not joint:
-        check_size(size_name, algorithms[1], size)
-    else:
+    sides = [("vocab_size", algorithms[0], vocab_size, len(tags)), (size_name, algorithms[1], size, 0)]
+    for name, each, number, more in sides[:1] if joint else sides:
+        check_size(name, each, number, len(SPECIAL_TOKENS) + more)
+        if number is not None and number > MOST_TOKENS:
+            raise wrong(name, f"be at most {MOST_TOKENS}", number)
+    if joint:
         if target_vocab_size is not None:
             raise wrong("target_vocab_size", "be None for a joint vocabulary", target_vocab_size)
         if not isinstance(algorithm, str):

@@ -13,13 +13,12 @@ from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row
-from heedful.data.epochs.micro_batches import MicroBatch, collate, micro_batches_of_rank
+from heedful.data.epochs.micro_batches import MicroBatch, collate, laid_end_to_end, micro_batches_of_rank
 from heedful.data.epochs.teacher import teacher_tensors
 from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import Packing, why_padded
 from heedful.protocols import TrainableModel
 from heedful.training.updates.objective import Objective
-from heedful.training.updates.packing import laid_end_to_end
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")

@@ -20,7 +20,7 @@ from heedful.training.processes.heartbeat import ProcessLostError
 from heedful.training.processes.signals import TrainingInterrupted
 from heedful.training.run_folder.folder import foreign_files
 from heedful_lab.korean_english.pairs import korean_english_pairs
-from helpers import run_python
+from helpers import assert_error, run_python
 from tiny_runs import logged, recipe_file
 
 SIZES = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -354,8 +354,7 @@ def test_every_end_has_its_exit_code_but_a_bug_its_traceback(monkeypatch, heedfu
     assert "`--device` must be cpu or cuda where several processes run" in message
     monkeypatch.setattr("heedful.training.recipe_file.read_recipe", Mock(side_effect=KeyError("ours")))
     monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
-    with pytest.raises(KeyError, match="ours"):
-        cli.main()
+    assert_error("ours", cli.main, error=KeyError)
 
 
 def test_data_and_keys_that_cannot_be_trained_on_are_named(refused, tmp_path):

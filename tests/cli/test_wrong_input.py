@@ -63,7 +63,6 @@ DAMAGES = {
     },
 }
 
-
 # Of the roads that share a check, one shows all that it names.
 ROADS = [translated_by_pipeline, load_model, Translator.from_pretrained, check_folder]
 DAMAGED = each_once([*BARE, *ROADS], DAMAGES, [BARE[1], load_model, check_folder])

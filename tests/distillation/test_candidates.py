@@ -87,8 +87,7 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     again = "; 2 sources came again, each with a choice of its own"
     assert choice.summary() == f"left out: 1 pairs that came before{again}"
     message = r"`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sources without another"
-    with pytest.raises(ValueError, match=message):
-        list(CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
+    assert_error(message, list, CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
 
 
 def test_a_copy_of_the_source_is_left_out_whatever_its_spaces(tmp_path):

@@ -61,7 +61,6 @@ ASKED = {
     "a bias": {"sequence_bias": [[[60], -3.0]], "exponential_decay_length_penalty": (3, 1.5)},
 }
 
-
 # What a model may compute otherwise than the default: one field, or several that meet in a line of a form's code.
 T5 = {"position_encoding": "t5", "norm_placement": "pre", "norm_type": "rmsnorm", "feed_forward_bias": False}
 GATED = {"activation_function": "geglu_new", "attention_scoring": "dot", "d_k": 6, "d_v": 6, "layer_norm_eps": 1e-3}

@@ -94,8 +94,7 @@ def test_a_file_whose_place_nothing_can_take_gets_the_bytes_and_errors_name_it(t
         assert path.read_text() == f"new of {target}"
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", partial(refuse, errno.ENOSPC))
-        with pytest.raises(OSError, match=f"No space left on device: '{path}'"):
-            write_text(path, "newer")
+        assert_error(f"No space left on device: '{path}'", write_text, path, "newer", error=OSError)
     with pytest.raises(OSError, match=f"No space left on device: '{path}'"), written_whole(path):
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     (tmp_path / "ring").symlink_to("ring")

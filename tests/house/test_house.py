@@ -14,7 +14,7 @@ import torch
 
 import heedful
 from heedful.training.recipe_file import to_yaml
-from helpers import WITHOUT_HEEDFUL, assert_refused, fresh_process, pairwise
+from helpers import WITHOUT_HEEDFUL, assert_error, assert_refused, fresh_process, pairwise
 from tiny_runs import tiny_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -100,8 +100,7 @@ def test_tests_and_the_processes_that_they_start_see_no_graphics_card():
 @pytest.mark.parametrize("kind", [DeprecationWarning, FutureWarning])
 def test_our_own_use_of_what_is_deprecated_is_an_error_and_that_inside_other_libraries_is_not(kind):
     for module in ("heedful.data.sources", "transformers_modules.model.modeling_heed", "helpers", __name__):
-        with pytest.raises(kind, match="old"):
-            warnings.warn_explicit("old", kind, "file.py", 1, module)
+        assert_error("old", warnings.warn_explicit, "old", kind, "file.py", 1, module, error=kind)
     with pytest.raises(kind, match="of the docs"):
         exec(f"import warnings; warnings.warn('of the docs', {kind.__name__}, stacklevel=1)", {})
     warnings.warn_explicit("old", kind, "file.py", 1, "transformers.trainer")

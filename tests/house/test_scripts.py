@@ -61,8 +61,7 @@ def test_the_quickstart_goes_on_to_its_scores_where_no_picture_can_be_drawn(tmp_
     assert "heat map   none, see above" in printed
     assert printed.endswith("\nTraining ended after update 423 of 550\n")
     monkeypatch.setattr("subprocess.run", lambda *arguments, **_: pytest.fail("It trains."))
-    with pytest.raises(SystemExit, match="It takes no arguments"):
-        run_script(load("quickstart"), "--help")
+    assert_error("It takes no arguments", run_script, load("quickstart"), "--help", error=SystemExit)
 
 
 def test_finetuning_lowers_the_loss_and_saves_an_ordinary_folder_which_it_then_refuses(model_folder, tmp_path, capsys):

@@ -29,7 +29,6 @@ TINY = {
     "optimization.max_updates": 3,
 }
 
-
 HALVES = [(1, 0.5), (3, 1.5)]
 WORDS = {
     "findings": ["Half of 3 is {of_3:.2f}."],
@@ -99,8 +98,7 @@ def interrupts(*arguments):
 )
 def test_a_study_that_fails_or_gives_what_cannot_be_written_leaves_nothing(tmp_path, run, error, message):
     pytest.importorskip("matplotlib")
-    with pytest.raises(error, match=message):
-        run_study(Lab(Study("wrong", "?", run, data="none")), tmp_path / "out")
+    assert_error(message, run_study, Lab(Study("wrong", "?", run, data="none")), tmp_path / "out", error=error)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="`--output` must be a folder that does not exist yet"):
         run_study(Lab(Study("fails", "?", fails, data="none")), tmp_path)  # before anything runs

@@ -58,7 +58,6 @@ WRONG = [
     ({"pad_token_id": 71, "decoder_vocab_size": 71, "tie_word_embeddings": False}, "pad_token_id"),
 ]
 
-
 WRONG_TYPES = {"d_model": "512", "dropout": "0.1", "attention_bias": 1, "attention_scoring": "cosine"}
 WRONG_TYPES |= {"position_encoding": "relative", "sinusoid_layout": "halves"}
 WRONG_TYPES |= {"norm_placement": "sandwich", "norm_type": "batchnorm"}

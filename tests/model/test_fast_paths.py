@@ -15,7 +15,7 @@ from heedful import attending_heed, fast_paths_heed, loss_heed, packed_rows_heed
 from heedful.fast_paths_heed import HeedDropout, linear, project, project_together
 from heedful.packed_rows_heed import PackedTokens
 from heedful.versions_heed import cache_of
-from helpers import VARIANTS, pairwise, tiny_model
+from helpers import VARIANTS, assert_error, pairwise, tiny_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -376,8 +376,7 @@ def test_the_loss_without_logits_never_holds_more_than_a_few_rows_of_them(monkey
 def test_no_label_at_all_is_refused_without_logits_too_but_not_in_a_part_of_an_update():
     model, batch = make_model(), make_batch()
     batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="at least one label other than -100"):
-        model.loss_of(batch)
+    assert_error("at least one label other than -100", model.loss_of, batch)
     assert all(not value.any() for value in gradients(model, model.loss_of(batch, 9)).values())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from heedful.versions_heed import cache_of
-from helpers import FAMILIES, assert_near, assert_refused, padded, sentences, tiny_model
+from helpers import FAMILIES, assert_error, assert_near, assert_refused, padded, sentences, tiny_model
 
 SOURCE = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
 TARGET = torch.tensor([[1, 13, 14], [1, 15, 16]])
@@ -71,8 +71,7 @@ def test_wrong_input_is_refused_with_what_is_expected_and_what_is_given(family):
         model(SOURCE, decoder_input_ids=TARGET[:, :1], decoder_attention_mask=torch.ones(2, 1), **new)
     model = tiny_model(family=family, decoder_vocab_size=71, share_encoder_decoder_embeddings=False)
     model(torch.tensor([[90]]), decoder_input_ids=torch.tensor([[70]]))
-    with pytest.raises(ValueError, match="below 71, but one is 71"):
-        model(SOURCE, decoder_input_ids=torch.tensor([[71], [1]]))
+    assert_error("below 71, but one is 71", model, SOURCE, decoder_input_ids=torch.tensor([[71], [1]]))
 
 
 def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model):
@@ -82,8 +81,7 @@ def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model)
         model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole), model.generate(SOURCE, **whole)
     )
     mask[0, -1] = 0
-    with pytest.raises(ValueError, match="`prefill_chunk_size`"):
-        model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
+    assert_error("`prefill_chunk_size`", model.generate, SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
 
 
 @torch.no_grad()
@@ -92,5 +90,4 @@ def test_learned_positions_refuse_a_longer_sequence_with_both_numbers():
     cache = cache_of(model(SOURCE, decoder_input_ids=TARGET, use_cache=True))
     with pytest.raises(ValueError, match=r"at most 4 tokens .*`max_position_embeddings`.* has 5"):
         model(torch.full((1, 5), 9), decoder_input_ids=TARGET[:1])
-    with pytest.raises(ValueError, match=r"at most 4 tokens .* has 6"):
-        model(SOURCE, decoder_input_ids=TARGET, past_key_values=cache)
+    assert_error(r"at most 4 tokens .* has 6", model, SOURCE, decoder_input_ids=TARGET, past_key_values=cache)

@@ -20,7 +20,7 @@ from heedful import HeedForConditionalGeneration, pretrained_heed, processor_hee
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.translation import Translator
-from helpers import each_once, matrices_of, slow_but, tiny_model
+from helpers import assert_error, each_once, matrices_of, slow_but, tiny_model
 from memorised import PAIRS, saved_model
 
 SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder_layers": 1, "decoder_layers": 1}
@@ -104,8 +104,7 @@ def test_quantizing_in_memory_is_the_same_as_quantizing_while_loading(folder, tm
     quantize_(model, Int8WeightOnlyConfig(), lambda module, name: f"{name}.weight" in linear_layers_of(model))
     assert matrices_of(model) == matrices
     assert torch.equal(logits_of(model, folder), logits_of(quantized(folder, Int8WeightOnlyConfig()), folder))
-    with pytest.raises(ValueError, match=r"must be quantized by `from_pretrained` to be saved.*TorchAoConfig"):
-        model.save_pretrained(tmp_path)
+    assert_error(r"must be quantized by `from_pretrained` to be saved.*TorchAoConfig", model.save_pretrained, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -131,6 +130,5 @@ def test_what_cannot_be_quantized_or_saved_is_refused(tmp_path):
         with pytest.raises(RuntimeError):
             quantized(tmp_path / "model", Int4WeightOnlyConfig(group_size=32, int4_packing_format=packing))
     model = quantized(tmp_path / "model", IN_MEMORY["int4"][0])
-    with pytest.raises(ValueError, match="Int4OpaqueTensor"):
-        model.save_pretrained(tmp_path / "small")
+    assert_error("Int4OpaqueTensor", model.save_pretrained, tmp_path / "small")
     assert not list(tmp_path.glob("small/*.safetensors"))

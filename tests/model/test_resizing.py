@@ -181,8 +181,7 @@ def test_embeddings_on_the_disk_are_not_resized(tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(
         tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
     )
-    with pytest.raises(ValueError, match="must be in memory to be resized, but are offloaded"):
-        model.resize_token_embeddings(120)
+    helpers.assert_error("must be in memory to be resized, but are offloaded", model.resize_token_embeddings, 120)
 
 
 @pytest.mark.parametrize("joint", helpers.slow_but([False], [True, False]), ids=["joint", "separate"])
@@ -192,8 +191,7 @@ def test_added_tokens_are_learned_saved_loaded_and_translated(tmp_path, joint):
     model = memorised_model(tokenizers, PAIRS, encoder_layers=1, decoder_layers=1)
     tokenizers.source.add_tokens(["고라니"])
     tokenizers.target.add_tokens(["water deer", "riverbank"])
-    with pytest.raises(ValueError, match="vocab_size"):
-        Translator(model, tokenizers)
+    helpers.assert_error("vocab_size", Translator, model, tokenizers)
     assert check_special_ids(model, tokenizers).figure > 0
     model.resize_token_embeddings(len(tokenizers.source))
     if not joint:

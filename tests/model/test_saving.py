@@ -90,8 +90,7 @@ def test_weights_that_were_copied_with_their_config_are_whole_beside_an_older_mo
     weights = bytearray((tmp_path / "0" / "model.safetensors").read_bytes())
     weights[-3] ^= 1
     (tmp_path / "0" / "model.safetensors").write_bytes(weights)
-    with pytest.raises(ValueError, match=r"model\.safetensors changed since"):
-        load_model(tmp_path / "0")
+    helpers.assert_error(r"model\.safetensors changed since", load_model, tmp_path / "0")
 
 
 def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):
@@ -251,8 +250,7 @@ def test_a_model_of_a_newer_heed_is_refused_by_every_road(folders, tmp_path):
     message = f"`format_version` must be at most {FORMAT_VERSION}, but is {FORMAT_VERSION + 1} .*newer Heedful"
     roads = AutoConfig.from_pretrained, AutoModelForSeq2SeqLM.from_pretrained, HeedConfig.from_pretrained, load_model
     for load in roads:
-        with pytest.raises(ValueError, match=message):
-            load(newer)
+        helpers.assert_error(message, load, newer)
 
 
 # The code that lies in a saved folder does its work where heedful is not installed; one process looks at all folders.

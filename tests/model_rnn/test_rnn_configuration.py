@@ -8,7 +8,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
-from helpers import SUTSKEVER, assert_refused, tiny_rnn_config
+from helpers import SUTSKEVER, assert_error, assert_refused, tiny_rnn_config
 
 MODELS = Path(__file__).parents[2] / "configuration" / "models"
 WRONG = [
@@ -53,8 +53,7 @@ def test_a_field_by_its_other_name_and_an_assigned_one_are_checked_as_well(tmp_p
 def test_an_attention_function_is_refused():
     with torch.device("meta"):
         model = HeedRNNForConditionalGeneration(tiny_rnn_config())
-    with pytest.raises(ValueError, match="`attn_implementation` must be eager for a recurrent model"):
-        model.set_attn_implementation("sdpa")
+    assert_error("`attn_implementation` must be eager for a recurrent model", model.set_attn_implementation, "sdpa")
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="does not support an attention implementation"):
         HeedRNNForConditionalGeneration._from_config(tiny_rnn_config(), attn_implementation="sdpa")

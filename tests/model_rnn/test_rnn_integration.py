@@ -15,7 +15,7 @@ from heedful.decoding.native.decoder import NativeDecoder
 from heedful.export.ctranslate2_export import export_ctranslate2
 from heedful.export.onnx.onnx_export import export_onnx
 from heedful.verification.verification import check_attentions, check_cache, check_special_ids, check_tied_weights
-from helpers import SUTSKEVER, assert_refused, tiny_rnn
+from helpers import SUTSKEVER, assert_error, assert_refused, tiny_rnn
 from memorised import PAIRS, saved_in
 
 TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
@@ -78,8 +78,7 @@ def test_the_checks_of_a_model_pass_and_fail_as_they_should(folder):
     assert verdict.level == "skipped"
     assert "`attention` is none" in verdict.message
     assert check_special_ids(tiny_rnn(), tokenizers).level == "FAIL"
-    with pytest.raises(ValueError, match="vocab_size"):
-        Translator(tiny_rnn(), tokenizers)
+    assert_error("vocab_size", Translator, tiny_rnn(), tokenizers)
 
 
 def test_wrong_ids_beside_an_adapter_are_refused():

@@ -12,7 +12,7 @@ from heedful.training.model_of_recipe import make_model
 from heedful.training.preparation import prepare_corpus
 from heedful.training.run import train
 from heedful.training.run_folder.checkpoints import checkpoint_path
-from helpers import assert_refused, checkpoint_activations, tiny_rnn
+from helpers import assert_error, assert_refused, checkpoint_activations, tiny_rnn
 from tiny_runs import logged, tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -54,8 +54,7 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
         make_model(tiny_recipe(tmp_path, {"model.options": OPTIONS, **changes}).model, corpus.tokenizers)
 
     assert_refused(unused, make)
-    with pytest.raises(ValueError, match="does not support"):
-        checkpoint_activations(model)
+    assert_error("does not support", checkpoint_activations, model)
 
 
 def test_under_fsdp_no_weights_are_gathered_at_every_token():

@@ -36,7 +36,6 @@ from tiny_runs import around, full_disk, logged, saved_updates, tiny_recipe
 ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
 
-
 CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:100"}
 CHANGES |= {"checkpoints.every_updates": 1, "checkpoints.keep_last": 3, "validation.every_updates": 4}
 CHANGES |= {"validation.sentences": 2, "decoding.max_length": 8}
@@ -128,8 +127,7 @@ def test_a_full_disk_is_told_and_training_goes_on(make_loop, tmp_path, monkeypat
     make_loop(changes, tmp_path / "straight").run()
     with monkeypatch.context() as patch:
         fill_the_disk_at(patch, {2, 4})
-        with pytest.raises(OSError, match="update-00000004 could not be written: "):
-            make_loop(changes).run()
+        assert_error("update-00000004 could not be written: ", make_loop(changes).run, error=OSError)
     assert "update-00000002 could not be written: " in caplog.text
     assert "Earlier checkpoints are unharmed, and training goes on." in caplog.text
     assert saved_updates(tmp_path / "run") == [1, 3]

@@ -87,8 +87,7 @@ def test_a_section_must_hold_keys_and_the_keys_without_a_default():
         tree = tiny_tree("x")
         *sections, last = key.split(".")
         del (tree[sections[0]] if sections else tree)[last]
-        with pytest.raises(ValueError, match=f"`{key}` must be given, but is missing"):
-            make_recipe(tree)
+        assert_error(f"`{key}` must be given, but is missing", make_recipe, tree)
 
 
 def test_numbers_that_yaml_takes_for_text_or_whole_are_numbers(tmp_path):
@@ -124,8 +123,7 @@ def test_the_text_of_an_override_is_the_text_that_was_typed(tmp_path):
 
 def test_an_alias_which_could_repeat_others_without_end_is_refused(tmp_path):
     path = written(tmp_path, SMALLEST + "card: {limits: &text few, license: *text}\n")
-    with pytest.raises(ValueError, match=r"must be YAML, but is not: it has an alias .* write the value again"):
-        read_recipe(path)
+    assert_error(r"must be YAML, but is not: it has an alias .* write the value again", read_recipe, path)
 
 
 def test_an_override_that_cannot_be_used_is_refused(tmp_path):
@@ -344,8 +342,7 @@ def test_what_a_short_recipe_or_an_override_gives_is_kept(tmp_path, caplog):
         ("model: {start_from: runs/model}\n", complete, "`optimization` must be given, but is missing"),
         ("", None, way_out),
     ):
-        with pytest.raises(ValueError, match=message):
-            read_recipe(written(tmp_path, SHORT + "name: x\n" + more), complete=own)
+        assert_error(message, read_recipe, written(tmp_path, SHORT + "name: x\n" + more), complete=own)
 
 
 def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(tmp_path, monkeypatch):

@@ -87,7 +87,6 @@ KINDS = {
     "recurrent student": FEW | RECURRENT,
 }
 
-
 # Inside and at the end of an epoch, before and after a validation. The rest of the product is slow.
 QUICK = [("plain", 1), ("plain", 4), ("stream", 3), ("stream", 4)]
 QUICK += [("schedule_free", 5), ("muon", 4), ("all against overfitting", 4), ("recurrent student", 3)]
@@ -246,7 +245,6 @@ ANOTHER_RUN = {"seed": 7, "name": "other", "data.train": "builtin:train:301", "d
 ANOTHER_RUN |= {"tokenizer.vocab_size": 401, "optimization.r_drop": 5.0}
 ANOTHER_RUN |= {"validation.select": "chrf", "model.options": {"dropout": 0.2}, "optimization.learning_rate": 0.004}
 ANOTHER_RUN |= {"optimization.tokens_per_update": 2001, "optimization.mixed_precision": "bf16"}
-
 
 # More updates, where the learning rate ends with them, and where a stream lies, which nothing tells from another.
 LONGER, ELSEWHERE = {"optimization.max_updates": 70}, {"data.folder": "x", "data.test": {"new": "new.tsv"}}

@@ -211,14 +211,12 @@ def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished,
         assert_error("`output` must not hold the working directory where overwrite=true", check_output_folder, recipe)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", Mock(side_effect=OSError("Device or resource busy")))
-        with pytest.raises(ValueError, match="must be a folder that can be renamed"):
-            folder_of_run(recipe.folder, overwrite=True).__enter__()
+        assert_error("must be a folder that can be renamed", folder_of_run(recipe.folder, overwrite=True).__enter__)
     with folder_of_run(folder), pytest.raises(ValueError, match="another run is writing into"):
         folder_of_run(recipe.folder, overwrite=True).__enter__()
     with caplog.at_level(logging.INFO, logger="heedful"), folder_of_run(recipe.folder, overwrite=True):
         assert list(folder.iterdir()) == []
-        with pytest.raises(ValueError, match="another run is writing into"):
-            folder_of_run(folder).__enter__()
+        assert_error("another run is writing into", folder_of_run(folder).__enter__)
     assert f"the earlier run in {folder} is now in {folder}.1" in caplog.text
     assert (tmp_path / "disk/run.1/model/config.json").is_file()
 

@@ -24,7 +24,8 @@ from typing import Any
 import heedful
 
 LIBRARIES = ("transformers", "accelerate", "tokenizers", "datasets", "huggingface_hub", "torch")
-ELSEWHERE = ("_asdict", "_replace", "_exit", "_extract_corpus_statistics")  # of named tuples, `os` and sacrebleu
+# Of named tuples, `os` and sacrebleu.
+ELSEWHERE = ("_asdict", "_replace", "_exit", "_compute_score_from_stats", "_extract_corpus_statistics")
 PACKAGE = Path(heedful.__file__).resolve().parent
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
 ROW = re.compile(r"^\| `(\S+)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)

@@ -73,7 +73,11 @@ def score_stream(
     model, tokenizers, search = translator.model, translator.tokenizers, tally.search
     stream, first_number = iter(pairs), 1
     while chunk := list(islice(stream, chunk_size)):
-        _check_pairs(chunk, first_number)
+        for number, pair in enumerate(chunk, start=first_number):
+            is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
+            if not is_pair or not all(isinstance(text, str) for text in pair):
+                raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
+            checked_texts(pair, f"pairs[{number - 1}]")
         with naming_the_line(range(first_number, first_number + len(chunk))):
             sources = tokenizers.encode_source([source for source, _ in chunk], search.target_language)
             targets = tokenizers.encode_target([trimmed(target) for _, target in chunk])
@@ -91,11 +95,3 @@ def score_stream(
             yield PairScore(tuple(ids), tokens, tuple(found[index][: len(ids)])) if index in found else None
         first_number += len(chunk)
     tally.warn("scored")
-
-
-def _check_pairs(pairs: Sequence[tuple[str, str]], first_number: int) -> None:
-    for number, pair in enumerate(pairs, start=first_number):
-        is_pair = isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2
-        if not is_pair or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"Pair {number} must be a source and a target text, but is {pair!r} instead.")
-        checked_texts(pair, f"pairs[{number - 1}]")

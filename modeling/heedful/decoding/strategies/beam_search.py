@@ -172,7 +172,8 @@ class _Search:
         first = torch.arange(self.batch, device=tokens.device)[:, None] * self.beams
         candidates = self.beam.running.extended(places, tokens, scores)
         candidates.parents[..., -1] += first
-        ended = self.criteria(candidates.tokens.flatten(0, 1), self.records.scores).view(tokens.shape)
+        recorded = tuple(self.records.steps.get("scores", ())) or None
+        ended = self.criteria(candidates.tokens.flatten(0, 1), recorded).view(tokens.shape)
         ended |= (candidates.parents.shape[-1] >= self.limits)[:, None]
         is_complete: Numbers = True
         if self.words is not None and progress is not None:

@@ -86,11 +86,6 @@ class Records:
         self.config, is_any = config, config.return_dict_in_generate
         self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
 
-    @property
-    def scores(self) -> tuple[torch.Tensor, ...] | None:
-        """The recorded scores, as stopping criteria get them."""
-        return tuple(self.steps.get("scores", ())) or None
-
     def add(self, scores: torch.Tensor, outputs: ModelOutput) -> None:
         """Record a step: its `(rows, V)` processed scores, and parts of the model's output."""
         for name, values in self.steps.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\[([^\]\n]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\[([^\]\n]+\n?[^\]\n]*)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 CHAPTER = re.compile(r"course/(ko|en)/\d\d_\w+\.md")
 FIRST = ("README", "index")  # pages that begin a folder in the menu
 # A comment that the site replaces by the table of a command's options.

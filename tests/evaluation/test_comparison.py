@@ -17,7 +17,7 @@ from heedful import Translator, compare_translations
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.engines import Translation
 from heedful.evaluation.comparison import ComparisonSettings, comparison_table
-from heedful.evaluation.metrics import METRICS, score_translations
+from heedful.evaluation.metrics import METRICS
 from helpers import assert_refused, untrained_folder
 from memorised import PAIRS, memorised_model, saved_in
 from tiny_runs import table_file
@@ -88,19 +88,6 @@ def test_what_differs_in_one_sentence_or_in_none_is_not_significant_and_exact_ma
     assert (values["score"], values["difference"]) == (50.0, 50.0)
     assert (values["bootstrap_p"], values["randomization_p"]) == pytest.approx((1 / 101, 1 / 201))
     assert values["interval"][0] < 50 < values["interval"][1] < 70
-
-
-def test_error_rates_are_tested_like_the_score_of_substitutions_that_sacrebleu_has(systems, references):
-    found = compare_translations(systems, references, references, QUICK)
-    for name in systems:
-        ours, ter = (found["systems"][name][metric] for metric in ("token_error_rate", "ter"))
-        assert ours["score"] == score_translations(systems[name][0], references)["token_error_rate"] > 5
-        # These systems have other words in place of some: TER counts the same edits, but shifts and case too.
-        assert ours["interval"] == pytest.approx(ter["interval"], rel=0.25)
-    better, alike = (found["systems"][name]["token_error_rate"] for name in ("better", "alike"))
-    assert better["difference"] < 0
-    assert max(better["bootstrap_p"], better["randomization_p"]) < 0.02
-    assert min(alike["bootstrap_p"], alike["randomization_p"]) > 0.05
 
 
 def test_all_that_is_right_counts_and_what_is_ignored_does_not(references):

@@ -91,17 +91,6 @@ def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
         assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
 
 
-def test_the_transition_scores_of_a_hypothesis_add_up_to_its_score():
-    model, (ids, mask) = tiny_model(), padded(sentences(*LENGTHS))
-    options = {"num_beams": 4, "num_return_sequences": 4, "max_length": 13, "length_penalty": 0.6}
-    options |= {"return_dict_in_generate": True, "output_scores": True}
-    strategy = BeamSearch(length_penalty_form="gnmt")
-    found = model.generate(ids, attention_mask=mask, custom_generate=strategy, **options)
-    steps = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
-    lengths = (found.beam_indices >= 0).sum(1)
-    assert_near(steps.sum(1) / ((5 + lengths) / 6) ** 0.6, found.sequences_scores)
-
-
 @pytest.mark.parametrize(("kind", "cached"), [("heed", False), *((kind, True) for kind in KINDS)])
 def test_gnmt_penalties_and_a_length_limit_by_source_equal_the_plainest_search(kind, cached):
     model, rows = model_of(kind), sentences(*LENGTHS)

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import regex
@@ -14,7 +14,8 @@ from heedful.symbols_heed import CHARACTER
 # The units of an edit. Tokens have spaces between them. Characters are grapheme clusters (Unicode's UAX 29), several
 # under a tie bar, and spaces.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(CHARACTER).findall}
-ERROR_RATES = tuple(UNITS)
+ErrorRate = Literal["token_error_rate", "character_error_rate"]
+ERROR_RATES: tuple[str, ...] = get_args(ErrorRate)
 PERCENTAGES = ("exact_match", *ERROR_RATES)
 NO_TOKEN = "–"  # in a table
 EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names

@@ -11,11 +11,12 @@ from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.batching import BatchingSettings
 from heedful.data.languages import code_of
 from heedful.data.tokenizer_training import SPECIAL_TOKENS, TokenizerRecipe, check_size
+from heedful.evaluation.error_rates import ErrorRate
 from heedful.evaluation.metrics import check_scoring
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, in_yaml, key
 
-Criterion = Literal["loss", "bleu", "chrf", "chrf++", "exact_match", "token_error_rate", "character_error_rate"]
+Criterion = Literal["loss", "bleu", "chrf", "chrf++", "exact_match", ErrorRate]
 
 
 @dataclass

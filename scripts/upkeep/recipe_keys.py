@@ -26,7 +26,7 @@ heedful train quickstart optimization.max_minutes=3
 ```
 
 `heedful recipes keys` prints all keys as a recipe with their defaults. A key without a default is empty. You may
-change the keys with "yes" when you resume a run. `python scripts/upkeep/recipe_keys.py --write` makes this page.
+change the keys with ✓ when you resume a run. `python scripts/upkeep/recipe_keys.py --write` makes this page.
 """
 TABLE = "\n| key | default | values | meaning | resume |\n|---|---|---|---|---|\n"
 SYMBOLS = {
@@ -52,7 +52,8 @@ def page() -> str:
             default = yaml.safe_dump(defaults.get(key.name), default_flow_style=True).removesuffix("\n...\n").strip()
             shown = "" if default == "null" else f"`{default}`"
             values = re.sub("|".join(SYMBOLS), lambda words: SYMBOLS[words[0]], key.values).replace("<", "&lt;")
-            row = f"| `{key.name}` | {shown} | {values} | {meaning} | {'yes' * key.resumes} |\n"
+            values = values.removesuffix(" or empty") if "empty" in meaning else values
+            row = f"| `{key.name}` | {shown} | {values} | {meaning} | {'✓' * key.resumes} |\n"
             rows[key.name.rpartition(".")[0]] += row
     return HEAD + "".join(titles[name] + TABLE + rows[name] for name in titles)
 

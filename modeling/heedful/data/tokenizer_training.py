@@ -47,7 +47,7 @@ class TokenizerRecipe(Section, section="tokenizer"):
     )
     vocab_size: int | None = key(
         "number of tokens, special ones included; empty, for character, jamo or word: all in the texts. Then the "
-        "vocabulary of word is closed: other words are errors, not <unk>, also in validation and tests",
+        "vocabulary of word is closed: other words are errors, not <unk>",
         8000,
         least=1,
     )

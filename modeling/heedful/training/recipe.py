@@ -45,8 +45,8 @@ class OptimizationRecipe(Section, section="optimization"):
     """How the weights are changed, and for how long."""
 
     optimizer: Literal["adam", "adamw", "schedule_free", "muon"] = key(
-        "adam, adamw with weight decay, schedule_free (Defazio et al., 2024: AdamW whose averaged weights are "
-        "validated and published; its end may be open), or muon for the layers' matrices, with adamw for the rest",
+        "adam, adamw with weight decay, schedule_free (Defazio et al., 2024) with averaged weights and perhaps no "
+        "fixed end, or muon for the layers' matrices, with adamw for the rest",
         "adam",
     )
     learning_rate: float = key("the peak; for the paper's schedule a factor, published as 1", 1.0, above=0)
@@ -70,7 +70,7 @@ class OptimizationRecipe(Section, section="optimization"):
     skip_nonfinite_updates: int = key("NaN updates in a row to skip before the run stops", 0, least=0, resumes=True)
     r_drop: float | None = key(
         "weight of R-Drop (Liang et al., 2021, with 5): each pair passes twice with different dropout, and the "
-        "predictions should agree; twice the time. `train/loss` stays the cross-entropy; empty: no R-Drop",
+        "predictions should agree; twice the time; empty: no R-Drop",
         None,
         above=0,
     )

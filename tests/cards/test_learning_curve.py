@@ -28,7 +28,6 @@ def run(tmp_path):
 
 
 def drawn(runs, path, metrics=()):
-    """Draw an SVG file, and return its text."""
     return draw_learning_curves(runs, path.with_suffix(".svg"), metrics).read_text(encoding="utf-8")
 
 

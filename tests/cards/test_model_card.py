@@ -282,7 +282,6 @@ def folder(saved, tmp_path):
 
 @pytest.fixture
 def command(heedful_command, folder):
-    """Run the command in this process; return its exit code, output and errors."""
     return partial(heedful_command, "card", folder)
 
 

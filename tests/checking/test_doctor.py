@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 @pytest.fixture
 def diagnosed(tmp_path):
-    """Diagnose the sound recipe with changes."""
 
     def check(changes=None, limit=100_000):
         files = {*tmp_path.rglob("*")}

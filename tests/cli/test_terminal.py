@@ -57,7 +57,6 @@ def test_names_and_warnings_are_shown_without_code_and_messages_have_an_end(tmp_
 
 
 def output_of(code, **options):
-    """Run code in a process, and return its output and errors."""
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, **options)
     return finished.stdout, finished.stderr
 

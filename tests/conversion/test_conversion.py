@@ -59,7 +59,6 @@ class Converted:
         return tokenizer(texts)["input_ids"] if side == "source" else tokenizer(text_target=texts)["input_ids"]
 
     def inputs(self, count: int) -> dict[str, torch.Tensor]:
-        """A batch of sources, as the checkpoint reads them."""
         rows, pad = [torch.tensor(ids) for ids in self.tokens(KOREAN[:count])], self.models[0].config.pad_token_id
         source = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
         return {"input_ids": source, "attention_mask": (source != pad).long()}

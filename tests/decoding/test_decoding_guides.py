@@ -26,7 +26,6 @@ COMMANDS = commands_of(GUIDE)
 
 @pytest.fixture
 def place(model, tokenizers, pairs, tmp_path, monkeypatch):
-    """A working directory with the models and files that the guide speaks of."""
     monkeypatch.chdir(tmp_path)
     for name in ("quickstart", "backward", "other"):
         saved_in(f"runs/{name}/model", model, tokenizers)

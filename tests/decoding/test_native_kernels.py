@@ -92,7 +92,6 @@ def test_long_sources_are_encoded_as_by_the_model():
 
 @pytest.fixture
 def threads():
-    """Set the number of torch's threads for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -105,7 +105,6 @@ def test_sources_longer_than_the_training_are_told_once_without_advice_on_transl
 
 @pytest.fixture
 def score(heedful_command, folder):
-    """Run `heedful score` on the model; return its exit code, output and errors."""
     return partial(heedful_command, "score", folder)
 
 

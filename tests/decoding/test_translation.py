@@ -58,7 +58,6 @@ def assert_alike(found, expected):
 
 @pytest.fixture
 def encoded(tokenizers, monkeypatch):
-    """The texts that tokenizers encoded as sources."""
     seen, encode = [], type(tokenizers).encode_source
     record = lambda self, texts, *more: seen.extend(texts) or encode(self, texts, *more)  # noqa: E731
     monkeypatch.setattr(type(tokenizers), "encode_source", record)

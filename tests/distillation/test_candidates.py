@@ -187,7 +187,6 @@ def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, ba
 
 @pytest.fixture
 def place(model, tokenizers, pairs, tmp_path, monkeypatch):
-    """A working directory with what the guide speaks of."""
     monkeypatch.chdir(tmp_path)
     saved_in("runs/backward/model", model, tokenizers)
     rows = [line for line in SECTION.splitlines() if line.startswith("{")]

@@ -120,7 +120,6 @@ def test_a_tokenizer_is_known_by_what_it_does(tokenizers, pairs, tmp_path):
 
 @pytest.fixture
 def distill(model, other, tokenizers, pairs, tmp_path, monkeypatch, heedful_command):
-    """Run `heedful distill` in a folder with two teachers and pairs; return its exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     for name, each in (("teacher", model), ("other", other)):
         saved_in(f"runs/{name}/model", each, tokenizers)

@@ -183,7 +183,6 @@ def test_comparisons_that_cannot_be_made_are_refused(references):
 
 @pytest.fixture
 def place(tmp_path, references, systems, monkeypatch):
-    """A working directory with pairs, predictions and an untrained model."""
     monkeypatch.chdir(tmp_path)
     write_pairs(tmp_path, [{"source": f"Satz {number}.", "target": text} for number, text in enumerate(references)])
     for name, (texts,) in systems.items():

@@ -334,7 +334,6 @@ def knowing(tmp_path_factory):
 
 @pytest.fixture
 def evaluate(knowing, printed, monkeypatch):
-    """Run `heedful evaluate` on these pairs, and return what it prints."""
     monkeypatch.chdir(knowing)
     settings = ["--data", "pairs.jsonl", "--source", "ko", "--target", "en", "--bootstrap", "40"]
     return lambda *arguments: printed("evaluate", "model", *settings, *arguments)

@@ -144,7 +144,6 @@ def memorised():
 
 
 def with_settings(model, asked):
-    """Return a generation config of the model that asks for something."""
     kept = {name: value for name, value in model.generation_config.to_dict().items() if name[0] != "_"}
     return GenerationConfig.from_dict(kept | asked)
 
@@ -189,7 +188,6 @@ def said_by(form, memorised, each, sources, folder):
 
 
 def searched(engine, sources, config):
-    """Return the best tokens of each source."""
     config.max_new_tokens = config.max_new_tokens or config.max_length - 1
     config.num_beams, config.num_return_sequences = config.num_beams or 1, 1
     return [[*best.token_ids] for (best,) in engine.search(sources, config, 4096)]

@@ -56,7 +56,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Let the program that compares run in this process, where transformers is imported already."""
 
     def run(command, **_):
         with pytest.MonkeyPatch.context() as patch:

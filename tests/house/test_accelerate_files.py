@@ -99,7 +99,6 @@ def memory():
 
 
 def micro_batches():
-    """Yield what the loop makes of an update."""
     lengths = [25] * 8000  # 400,000 tokens, source and target together
     (update,) = UpdateBatches(lengths, lengths, BatchingSettings(tokens_per_update=400_000)).epoch(0)
     row = {"input_ids": range(25), "labels": range(25)}

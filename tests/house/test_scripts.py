@@ -33,7 +33,6 @@ def model_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_script(monkeypatch):
-    """Run a script's `main` with the arguments of a command line."""
 
     def run(script, *arguments):
         monkeypatch.setattr(sys, "argv", ["script.py", *map(str, arguments)])

@@ -58,7 +58,6 @@ def trainings(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(trainings):
-    """The results of a study with two trainings."""
     pytest.importorskip("matplotlib")
     folder = run_study(Lab(TRAINED, seed=5, folder=trainings), trainings / "out")
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))

@@ -54,7 +54,6 @@ def logits_of(model):
 
 
 def trained(model, updates=6, learning_rate=2e-2):
-    """Train what can be trained; return the losses."""
     model.train()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=learning_rate)
     losses = []

@@ -30,7 +30,6 @@ def model_and_batch(variant="default", side="right", **changes):
 
 @torch.no_grad()
 def logits_of(model, source, tokens):
-    """Return the logits of the next token."""
     return model(input_ids=source[None], decoder_input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
 
 

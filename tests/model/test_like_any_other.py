@@ -228,7 +228,6 @@ def note_source(notes, kwargs):
 
 
 def last_linear(model):
-    """Return a linear layer of the decoder's."""
     return [part for name, part in model.named_modules() if isinstance(part, nn.Linear) and "decoder" in name][-1]
 
 

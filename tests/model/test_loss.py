@@ -85,7 +85,6 @@ def test_labels_of_a_recurrent_model_are_padded_on_the_right_and_its_decoder_wan
 
 
 def run(loss, *leaves, upstream=3.0):
-    """Return a loss and its gradients, scaled by what comes from above."""
     leaves = [None if leaf is None else leaf.clone().requires_grad_() for leaf in leaves]
     total = loss(*leaves)
     (total * upstream).backward()

@@ -60,7 +60,6 @@ def batch(*lengths, side="right"):
 
 
 def windows_used(model, given):
-    """Return the number of layers that were given windows."""
     found = []
     hooks = [
         layer.self_attn.register_forward_pre_hook(

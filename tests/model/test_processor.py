@@ -22,7 +22,6 @@ NAMES = {
 
 @pytest.fixture
 def processor(monkeypatch):
-    """Be on another processor."""
 
     def become(name):
         maker, registers, instructions = NAMES[name]

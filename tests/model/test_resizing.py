@@ -21,7 +21,6 @@ ONE_VOCABULARY = ("all_shared", "nothing_shared", "own_output")
 
 
 def assert_sizes(model, source, target):
-    """Check every place in which a model has the size of a vocabulary."""
     config, encoder, decoder = model.config, model.model.encoder, model.model.decoder
     assert (config.vocab_size, config.decoder_vocab_size) == (source, target)
     assert encoder.embed_tokens.num_embeddings == encoder.embed_tokens.weight.shape[0] == source

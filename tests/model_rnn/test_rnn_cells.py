@@ -27,7 +27,6 @@ def cell_of(kind: str, input_size: int, hidden_size: int):
 
 
 def state_of(cell, batch: int):
-    """Return a random state to begin with."""
     parts = 2 if isinstance(cell, LSTMCell) else 1
     return tuple(torch.randn(batch, cell.hidden_size) for _ in range(parts))
 

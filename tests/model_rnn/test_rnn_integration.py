@@ -23,7 +23,6 @@ TEXTS = ["나는 사과를 먹는다.", "", "그녀는 책을 읽는다."]
 
 @pytest.fixture(scope="module", params=["joint", "separate"])
 def folder(request, tmp_path_factory):
-    """Save a model that is not trained, with one tokenizer or two."""
     joint = request.param == "joint"
     sizes = {"vocab_size": 270} if joint else {"vocab_size": 268, "target_vocab_size": 266}
     tokenizers = train_tokenizers(list(PAIRS), list(PAIRS.values()), joint=joint, **sizes)

@@ -50,7 +50,6 @@ def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, rec
 
 @pytest.fixture
 def steps(monkeypatch):
-    """The steps that are taken."""
     step, seen = TrainingEngine.step, []
     monkeypatch.setattr(TrainingEngine, "step", lambda *args: seen.append(1) or step(*args))
     return seen

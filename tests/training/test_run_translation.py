@@ -18,7 +18,6 @@ LONGEST = 32
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """Return a folder with a model and a tokenizer of each family."""
     place, tokenizers = tmp_path_factory.mktemp("translation"), joint_tokenizers()
     for family in FAMILIES:
         sizes = {"vocab_size": len(tokenizers.source), "encoder_layers": 1, "decoder_layers": 1}

@@ -17,7 +17,7 @@ from transformers import Seq2SeqTrainer
 from transformers.utils import logging as transformers_logging
 
 import trainer_runs
-from heedful import HeedSeq2SeqTrainer, Translator
+from heedful import HeedForConditionalGeneration, HeedSeq2SeqTrainer, Translator
 from heedful.cards.hub import check_folder
 from heedful.data.tokenization import TokenizerPair
 from heedful.training.run_folder.checkpoints import MANIFEST, find_damage
@@ -25,7 +25,7 @@ from heedful.training.trainer import saving
 from helpers import CODE, assert_error, run_python
 from hub_stand_in import HubStandIn
 from tiny_runs import full_disk
-from trainer_runs import SOURCES, fresh_model, joint_tokenizers, make_trainer, same_weights, trained
+from trainer_runs import SOURCES, fresh_model, joint_tokenizers, logged, make_trainer, same_weights, trained
 
 OPTIONS = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 6}
 OPTIONS |= {"save_strategy": "steps", "save_steps": 2}
@@ -97,10 +97,16 @@ def test_what_transformers_trainer_has_saved_is_resumed_with_a_warning(tmp_path,
     assert not same_weights(stock, resumed)
 
 
-def test_a_damaged_best_checkpoint_is_not_loaded(tmp_path):
-    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 1}
-    best = run(tmp_path, **options)
-    assert Path(best.state.best_model_checkpoint) in list(tmp_path.iterdir())
+def test_the_best_checkpoint_is_kept_and_loaded_unless_it_is_damaged(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 2}
+    # A rate at which updates make the loss worse.
+    worse = {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": 1.0}
+    trainer = run(tmp_path, **options, **worse)
+    losses, best = logged(trainer, "eval_loss"), Path(trainer.state.best_model_checkpoint)
+    assert best.name == f"checkpoint-{2 + 2 * losses.index(min(losses))}" != "checkpoint-6"
+    assert names(tmp_path) == [best.name, "checkpoint-6"]
+    saved = HeedForConditionalGeneration.from_pretrained(best)
+    assert all(map(torch.equal, saved.parameters(), trainer.model.parameters()))
     trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, **{**OPTIONS, **options, "max_steps": 2})
     load = trainer._load_best_model
     trainer._load_best_model = lambda: [*map(flip_a_bit, tmp_path.glob("checkpoint-*")), load()]

@@ -28,7 +28,6 @@ both = pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 
 
 def smoothed_loss(model, smoothing: float) -> float:
-    """Return the loss of a model over all pairs."""
     batch = collator()(encoded_pairs())
     logits = model(**batch).logits
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing).item()
@@ -200,21 +199,6 @@ def test_generation_uses_the_cache_during_training_and_after_it(tmp_path):
         )
         model.generate(torch.tensor([[20, 30, 2]]), max_new_tokens=4, min_new_tokens=4)
     assert widths == [1] * 8
-
-
-def test_the_best_checkpoint_is_kept_and_loaded(tmp_path):
-    given = {"eval_dataset": {"short": encoded_pairs()[:2], "long": encoded_pairs()[2:]}}
-    options = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    options |= {"save_total_limit": 2, "load_best_model_at_end": True, "metric_for_best_model": "eval_short_loss"}
-    # A rate at which updates make the loss worse.
-    options |= {"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "learning_rate": 1.0}
-    trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)
-    seen = logged(trainer, "eval_short_loss")
-    best = 1 + seen.index(min(seen))
-    assert trainer.state.best_global_step == best < len(seen) == 4
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [f"checkpoint-{best}", "checkpoint-4"]
-    saved = HeedForConditionalGeneration.from_pretrained(tmp_path / f"checkpoint-{best}")
-    assert all(map(torch.equal, saved.state_dict().values(), trainer.model.state_dict().values()))
 
 
 def test_prediction_of_the_loss_alone_generates_nothing(tmp_path):

@@ -66,14 +66,8 @@ def test_the_card_is_filled_from_the_run_and_tells_nothing_private(result):
     path = write_run_card(result)
     text = path.read_text(encoding="utf-8")
     told = [
-        *(
-            "# tiny",
-            "Tests only.",
-            "It has seen 300 sentences.",
-            "`builtin:train:300`",
-            "1 + 1 layers",
-            "400 byte-level",
-        ),
+        *("# tiny", "Tests only.", "It has seen 300 sentences.", "`builtin:train:300`"),
+        *("1 + 1 layers", "400 byte-level"),
         *("| optimization.learning_rate | 0.003 |", "| unseen | 6 |", f"| Updates | {result.progress.update} |"),
         *(f"| Target tokens seen | {result.progress.target_tokens:,} |", f"| {result.parameters:,} |"),
         *(sample(result.corpus.validation_pairs, 1)[0]["source"], f"heedful {version('heedful')}"),

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 @pytest.fixture
 def diagnosed(tmp_path):
-
     def check(changes=None, limit=100_000):
         files = {*tmp_path.rglob("*")}
         diagnosis = diagnose(tiny_recipe(tmp_path / "run", {**SOUND, **(changes or {})}), limit)

@@ -99,11 +99,8 @@ def threads():
 
 @compiled
 def test_padding_may_stand_anywhere_and_threads_which_share_a_large_product_change_nothing(threads):
-    product, states, found = (
-        kernels.CompiledProduct(torch.randn(300, 256), None, False, False),
-        torch.randn(9, 256),
-        [],
-    )
+    product = kernels.CompiledProduct(torch.randn(300, 256), None, False, False)
+    states, found = torch.randn(9, 256), []
     for number in (1, 2, 3):
         threads(number)
         found.append(product(states))

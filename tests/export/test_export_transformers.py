@@ -35,12 +35,8 @@ CONFIGURATION = Path(__file__).parents[2] / "configuration"
 NO_T5 = {"norm_placement": "post", "norm_type": "layernorm", "feed_forward_bias": True, "attention_bias": True}
 NO_T5 |= {"output_bias": True, "embedding_norm": True, "activation_function": "geglu", "attention_scoring": "additive"}
 NO_T5 |= {"decoder_attention_heads": 2, "decoder_ffn_dim": 40, "decoder_layers": 3, "d_v": 4}
-NO_T5 |= {
-    "encoder_neighbourhood": 2,
-    "tie_word_embeddings": False,
-    "share_encoder_decoder_embeddings": False,
-    "decoder_key_value_heads": 1,
-}
+NO_T5 |= {"encoder_neighbourhood": 2, "decoder_key_value_heads": 1}
+NO_T5 |= {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False}
 
 
 def model_of(changes: dict) -> HeedForConditionalGeneration:
@@ -56,7 +52,6 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-
     def run(command, **_):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "heedful", None)

@@ -114,13 +114,8 @@ def test_every_model_config_loads_and_builds():
 def test_the_listing_is_a_recipe_with_every_key_its_default_and_its_meaning_and_so_is_the_table_of_the_docs(printed):
     listed = printed("recipes", "keys")
     recipe = make_recipe(yaml.safe_load(listed))
-    assert recipe == make_recipe(
-        {
-            "name": "mine",
-            "data": {"train": "pairs.tsv", "source": "1", "target": "2"},
-            "optimization": {"max_updates": 10000},
-        }
-    )
+    data = {"train": "pairs.tsv", "source": "1", "target": "2"}
+    assert recipe == make_recipe({"name": "mine", "data": data, "optimization": {"max_updates": 10000}})
     for key in keys_of(Recipe):
         assert re.search(rf"^ *{key.name.rpartition('.')[2]}:", listed, re.MULTILINE), key
         assert len(key.meaning) > 5, key

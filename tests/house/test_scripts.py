@@ -33,7 +33,6 @@ def model_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_script(monkeypatch):
-
     def run(script, *arguments):
         monkeypatch.setattr(sys, "argv", ["script.py", *map(str, arguments)])
         script.main()
@@ -182,11 +181,8 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
     made = []
     hub = SimpleNamespace(create_repo=lambda *given, **options: made.append([*Path(tmp_path / "True").glob("*")]))
     monkeypatch.setattr(job, "HfApi", lambda: hub)
-    changes = [
-        "data.train=builtin:train:200",
-        "data.validation=builtin:validation:5",
-        "data.test={t: 'builtin:test:3'}",
-    ]
+    changes = ["data.train=builtin:train:200", "data.validation=builtin:validation:5"]
+    changes += ["data.test={t: 'builtin:test:3'}"]
     changes += ["optimization.max_updates=1", "tokenizer.vocab_size=300", "model.options.d_model=32"]
     for is_pushed in (False, True):
         job.main("me/model", "quickstart", [*changes, f"output={tmp_path}/{is_pushed}"], is_pushed, private=True)

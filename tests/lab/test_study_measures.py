@@ -124,11 +124,8 @@ def test_models_have_about_the_parameters_of_the_transformer_and_differ_in_cell_
             model = HeedRNNForConditionalGeneration(HeedRNNConfig(**fields, vocab_size=2000))
             assert model.num_parameters() == pytest.approx(transformer, rel=0.01), name
     recipes = [one.pop("model.options") | one for one in recurrent_models().values()]
-    assert {key for one in recipes for key in one if one[key] != recipes[0][key]} == {
-        "cell",
-        "attention",
-        "hidden_size",
-    }
+    differing = {key for one in recipes for key in one if one[key] != recipes[0][key]}
+    assert differing == {"cell", "attention", "hidden_size"}
 
 
 WORDS = [f"w{number}" for number in range(200)]

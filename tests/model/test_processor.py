@@ -22,7 +22,6 @@ NAMES = {
 
 @pytest.fixture
 def processor(monkeypatch):
-
     def become(name):
         maker, registers, instructions = NAMES[name]
         architecture = "aarch64" if name == "graviton" else "x86_64"

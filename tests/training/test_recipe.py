@@ -409,17 +409,8 @@ def test_the_recipe_in_a_strangers_folder_names_no_file_elsewhere_and_no_pattern
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("a pattern was looked for"))
-    names = [
-        "token.txt",
-        "../token.txt",
-        "~/token.txt",
-        str(token),
-        "link.txt",
-        "*.txt",
-        "../**/*",
-        "C:\\token.txt",
-        "",
-    ]
+    names = ["token.txt", "../token.txt", "~/token.txt", str(token), "link.txt"]
+    names += ["*.txt", "../**/*", "C:\\token.txt", ""]
     for name in names:
         for more in ({}, {"folder": ".."}, {"folder": str(tmp_path)}, {"held_out": {"train": name}}):
             data = {"train": [name, "own.txt"], "source": "a", "target": "b", "test": {"new": name}, **more}

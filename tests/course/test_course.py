@@ -128,6 +128,8 @@ def site(tmp_path_factory) -> Path:
 def test_the_site_offers_every_chapter_as_a_notebook_has_the_reference_and_both_languages_and_is_searched(site):
     assert len(list(site.glob("course/*/*.ipynb"))) == 2 * len(CHAPTERS)
     assert "heedful.modeling_heed.HeedModel" in (site / "reference" / "index.html").read_text(encoding="utf-8")
+    for page in ("reference/commands", "guides/backtranslate"):
+        assert "--max-new-tokens &lt;int&gt;" in (site / f"{page}.html").read_text(encoding="utf-8")
     for language, contents, search in (("ko", "목차", "검색"), ("en", "Table of contents", "Search")):
         for page in (site / "course" / language).glob("*.html"):
             html = page.read_text(encoding="utf-8")

@@ -77,8 +77,8 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
 
 
 WRITTEN = ("pairs.yaml", "one.yaml", "forms.yaml", "czech.yaml")  # by readers
-# Of the parser's errors, those of a command that is only begun.
-BEGUN = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError")
+# The parser's errors for a command without its arguments, and its end after `--help`.
+BEGUN = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError", "Exit")
 
 
 def parsed(words: list[str], is_begun: bool) -> dict:

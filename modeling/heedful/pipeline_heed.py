@@ -97,10 +97,6 @@ class Languages:
             ids[self.place] = self.codes[src_lang]
         return [self.tags[tgt_lang], *ids] if self.tags and tgt_lang else ids  # in a text, a tag is plain text
 
-    def generate_options(self, tgt_lang: str | None) -> dict[str, int]:
-        """Return the arguments of `generate()` that select the target language."""
-        return {self.option: self.codes[tgt_lang]} if self.codes and tgt_lang else {}
-
 
 def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
     """Return the ids of tokens that match a pattern, by its first group."""
@@ -255,7 +251,8 @@ class HeedTranslationPipeline(ChunkPipeline):
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
-        options = {**self.languages.generate_options(tgt_lang), **options}
+        if self.languages.codes and tgt_lang:
+            options = {self.languages.option: self.languages.codes[tgt_lang], **options}
         if all(self._setting(options, name) is None for name in ("max_new_tokens", "max_length")):
             options["max_new_tokens"] = min(filter(None, (DEFAULT_MAX_NEW_TOKENS, position_limit(self.model.config))))
         penalty, stops = self._setting(options, "length_penalty"), self._setting(options, "stop_strings")

@@ -75,7 +75,6 @@ class NativeDecoder:
         tokens, scores = self.search(input_ids, generation_config, **given)
         if not generation_config.return_dict_in_generate:
             return tokens
-
         return GenerateBeamEncoderDecoderOutput(sequences=tokens, sequences_scores=scores)  # type: ignore[arg-type]
 
     def search(

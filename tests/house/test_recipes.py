@@ -21,7 +21,6 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import known_text, make_recipe, read_recipe, sizes, to_yaml
 from helpers import assert_error, slow_but
 
-PACKAGE = Path(heedful.__file__).parent
 CONFIGURATION = Path(__file__).parents[2] / "configuration"
 RECIPES = sorted((CONFIGURATION / "recipes").glob("*.yaml"))
 MODELS = sorted((CONFIGURATION / "models").glob("*/config.json"))
@@ -199,7 +198,7 @@ def test_the_guide_mixes_korean_texts_with_others_that_have_nouns_of_a_dictionar
 def test_functions_take_the_group_of_a_recipe_that_they_read():
     parameters = [
         (path.name, function.name)
-        for path in PACKAGE.rglob("*.py")
+        for path in Path(heedful.__file__).parent.rglob("*.py")
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)

@@ -120,7 +120,6 @@ def test_memory_grows_with_the_length_and_with_its_square_where_all_pairs_are_he
 
 
 STUDY = find_study("complexity")
-QUICK = SMALLEST["complexity"].settings
 OUT_OF_RANGE = {
     "d_model": ["0"],
     "heads": ["0", "3", "", "1.5"],
@@ -139,6 +138,6 @@ def test_a_setting_out_of_range_is_an_error_that_names_it(monkeypatch):
     for name, values in OUT_OF_RANGE.items():
         for value in values:
             with pytest.raises(ValueError, match=rf"`{name}` must .* instead\."):
-                STUDY.run(Lab(STUDY, changed=[*QUICK, f"{name}={value}"]))
+                STUDY.run(Lab(STUDY, changed=[*SMALLEST["complexity"].settings, f"{name}={value}"]))
     with pytest.raises(ValueError, match=r"must be those of the study complexity \(d_model, .*\), but one is width"):
         Lab(STUDY, changed=["width=3"])

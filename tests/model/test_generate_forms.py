@@ -15,7 +15,6 @@ from heedful.versions_heed import cache_of
 from helpers import ENDS, POSITIONS, START, VARIANTS, assert_near, each_once, padded, pairwise, sentences, tiny_model
 from plain_strategies import PlainBeamSearch, cut, without_padding
 
-LENGTHS = (9, 2, 6)
 START_OF_THREE = torch.full((3, 1), START)
 LIMIT = 8
 FULL = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
@@ -23,7 +22,7 @@ FULL = {"return_dict_in_generate": True, "output_scores": True, "output_logits":
 
 def model_and_batch(variant="default", side="right", **changes):
     model = tiny_model(**VARIANTS[variant], **changes)
-    rows = sentences(*LENGTHS)
+    rows = sentences(9, 2, 6)
     ids, mask = padded(rows, side)
     return model, rows, {"input_ids": ids, "attention_mask": mask, "max_new_tokens": LIMIT}
 

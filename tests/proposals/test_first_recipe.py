@@ -17,7 +17,6 @@ from heedful.proposals.first_recipe import find_columns, write_first_recipe
 from heedful.proposals.proposal import complete
 from heedful.training.preparation import prepare_corpus
 from heedful.training.recipe_file import read_recipe
-from heedful.training.run import train
 from heedful_lab.korean_english.pairs import korean_english_pairs
 from helpers import assert_error
 from tiny_runs import table_file
@@ -119,17 +118,6 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             write(tmp_path / name, tmp_path / "a.yaml", **arguments)
     assert not (tmp_path / "a.yaml").exists()
-
-
-def test_a_first_recipe_trains_a_model_that_translates(tmp_path):
-    written = write(table_file(tmp_path / "a.csv", [("ko", "en"), *PAIRS], ","), tmp_path / "a.yaml")
-    shortened = ["max_updates=12", "warmup_updates=2", "tokens_per_update=500", "device=cpu"]
-    overrides = [f"optimization.{change}" for change in shortened] + ["validation.every_updates=6"]
-    overrides += [f"output={tmp_path / 'run'}", "checkpoints.every_updates=6", "decoding.bootstrap=0"]
-    result = train(read_recipe(written.path, overrides))
-    assert result.corpus.training.pairs == 57
-    assert json.loads((result.folder / "metrics.json").read_text())["validation"]["count"] == 3
-    assert result.progress.best
 
 
 def test_a_recipe_of_spelling_to_sound_has_characters_and_symbols_with_reasons(tmp_path):

@@ -144,30 +144,15 @@ class WithTrainer:
     def trainer(self, model=None, options=None, **arguments):
         """Make a trainer on the training and evaluation rows."""
         model = model or AutoModelForSeq2SeqLM.from_pretrained(self.folder / self.model)
-        settings = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "learning_rate": 0.0, **arguments}
-        args = Seq2SeqTrainingArguments(
-            output_dir=str(self.folder / f"{self.model}-{self.world}"),
-            use_cpu=True,
-            max_grad_norm=0.0,
-            report_to="none",
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,
-            predict_with_generate=True,
-            **settings,
-        )
+        settings = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "learning_rate": 0.0}
+        settings |= {"use_cpu": True, "max_grad_norm": 0.0, "report_to": "none", "disable_tqdm": True}
+        settings |= {"remove_unused_columns": False, "dataloader_pin_memory": False, "predict_with_generate": True}
+        args = Seq2SeqTrainingArguments(str(self.folder / f"{self.model}-{self.world}"), **settings | arguments)
         if not self.is_ours and args.device.type == "cpu":
             # transformers 5.17 cannot resume on a CPU with a number; HeedSeq2SeqTrainer sees to it by itself.
             args.__dict__["_setup_devices"] = torch.device("cpu")
-        return self.kind(
-            model=model,
-            args=args,
-            train_dataset=self.rows["training"],
-            eval_dataset=self.rows[self.model],
-            data_collator=collator(model.config.pad_token_id),
-            compute_metrics=self.scores,
-            **(options or {}),
-        )
+        given = {"train_dataset": self.rows["training"], "eval_dataset": self.rows[self.model], **(options or {})}
+        return self.kind(model, args, collator(model.config.pad_token_id), compute_metrics=self.scores, **given)
 
     def scores(self, results) -> dict[str, float]:
         """Score what the trainer collected."""

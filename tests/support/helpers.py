@@ -65,7 +65,6 @@ POSITIONS = ("default", "rotary", "learned", "shaw", "t5", "neighbourhoods")
 
 CELLS = ("rnn", "lstm", "gru")
 ATTENTIONS = ("dot", "scaled_dot", "general", "additive")
-SEPARATE = VARIANTS["separate_vocabularies"]
 # The encoder's last state is all that the decoder gets.
 SUTSKEVER = {"cell": "lstm", "attention": "none", "input_feeding": False, "bidirectional": False}
 SUTSKEVER |= {"bridge": "copy", "reverse_source": True}
@@ -81,7 +80,7 @@ RECURRENT_VARIANTS = {
     "equations": {"use_fused_cells": False},
     "unequal": {"encoder_layers": 3, "decoder_layers": 1},
     "more_decoder": {"encoder_layers": 1, "decoder_layers": 3, "input_feeding": False},
-    "separate_vocabularies": SEPARATE,
+    "separate_vocabularies": VARIANTS["separate_vocabularies"],
 }
 FAMILIES = {
     "transformer": (HeedConfig, HeedForConditionalGeneration, VARIANTS),

@@ -44,7 +44,6 @@ class Smallest:
 
 
 OF_ITS_OWN = {"changes": SHORT, "data": None}  # data that it makes
-REVERSED = {"train": 60, "validation": 4, "test": 4}
 SMALLEST = {
     "dilution": Smallest(
         {"PAIRS": {"train": 300, "validation": 5, "test": 4}, "JOINED_IN_MEASURE": (1, 3), "MEASURED": 2}, **OF_ITS_OWN
@@ -54,7 +53,7 @@ SMALLEST = {
     "heads": Smallest({"SEEDS": 1, "SHARES": (0, 0.5, 1), "RANDOM_ORDERS": 1}),
     "questions": Smallest({"PAIRS": 6}),
     "homonyms": Smallest({"HELD_OUT": 2, "PROBED": 2, "WORDS": homonyms.WORDS[:2]}),
-    "positions": Smallest({"PAIRS": REVERSED}, trains=False),
+    "positions": Smallest({"PAIRS": {"train": 60, "validation": 4, "test": 4}}, trains=False),
     "sharing": Smallest({"SEEDS": 1}),
     "markov": Smallest({"TRANSLATED": 2}),
     "dependence": Smallest(

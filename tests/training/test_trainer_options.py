@@ -24,7 +24,6 @@ from trainer_process import Stream
 from trainer_runs import collator, encoded_pairs, fresh_model, joint_tokenizers, logged, make_trainer, trained
 
 RANDOM = {"per_device_train_batch_size": 2, "train_sampling_strategy": "random", "max_steps": 5}
-both = pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 
 
 def smoothed_loss(model, smoothing: float) -> float:
@@ -33,7 +32,7 @@ def smoothed_loss(model, smoothing: float) -> float:
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), label_smoothing=smoothing).item()
 
 
-@both
+@pytest.mark.parametrize("kind", trainer_runs.TRAINERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_updates_are_those_of_one_batch_and_labels_smoothed_once_however_they_are_accumulated(kind, family, tmp_path):
     for of_config, factor, used in ((0.1, 0.0, 0.1), (0.1, 0.3, 0.3), (0.0, 0.3, 0.3), (0.0, 0.0, 0.0)):

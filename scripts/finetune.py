@@ -1,9 +1,9 @@
-"""Go on training a saved Heed model with HeedSeq2SeqTrainer, transformers' Seq2SeqTrainer with exact results.
+"""Train a saved Heed model further with HeedSeq2SeqTrainer, transformers' Seq2SeqTrainer with exact results.
 
     python scripts/finetune.py runs/quickstart/model --train builtin:train:2000 --validation builtin:validation:200 \
         --source ko --target en --output runs/finetuned
 
-`heedful train` with `model.start_from` does more for long runs; this is for those who already use a Trainer.
+Use it if you already have a Trainer. For long runs, `heedful train` with `model.start_from` does more.
 """
 
 from pathlib import Path
@@ -25,19 +25,19 @@ METRICS = ("bleu", "chrf", "exact_match", "token_error_rate", "character_error_r
 
 
 def finetune(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
+    model: Annotated[Path, typer.Argument(help="Folder with a saved model.")],
     train: Annotated[str, typer.Option(help="Training pairs: a file, a Hub dataset, builtin:SPLIT:COUNT.")],
     validation: Annotated[str, typer.Option(help="Validation pairs, likewise.")],
     source: Annotated[str, typer.Option(help="Source language or column.")],
     target: Annotated[str, typer.Option(help="Target language or column.")],
-    output: Annotated[Path, typer.Option(help="Folder to save into; it must not hold anything yet.")],
+    output: Annotated[Path, typer.Option(help="Output folder; it must be new or empty.")],
     epochs: Annotated[float, typer.Option(help="Passes over the training pairs.")] = 1.0,
     batch_size: Annotated[int, typer.Option(help="Pairs per device and step.")] = 64,
     accumulation: Annotated[int, typer.Option(help="Steps per update.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Peak of the inverse square root schedule.")] = 5e-4,
-    warmup_steps: Annotated[int, typer.Option(help="Updates up to the peak.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of dropout and order.")] = 1,
-    tokens_per_update: Annotated[int | None, typer.Option(help="Padded tokens, in place of --batch-size.")] = None,
+    warmup_steps: Annotated[int, typer.Option(help="Updates until the peak learning rate.")] = 100,
+    seed: Annotated[int, typer.Option(help="Random seed of dropout and order.")] = 1,
+    tokens_per_update: Annotated[int | None, typer.Option(help="Padded tokens, instead of --batch-size.")] = None,
 ):
     """Fine-tune, validate with BLEU and chrF, save."""
     if output.exists() and any(output.iterdir()):

@@ -1,4 +1,4 @@
-"""Translate with a saved Heed model, as with any encoder-decoder of transformers.
+"""Translate with a saved Heed model in the same way as with any encoder-decoder of transformers.
 
     python scripts/generate.py runs/quickstart/model "제 이모는 변호사예요." "여자는 친절했어요." --num-beams 4
 
@@ -17,12 +17,12 @@ from heedful.cli.options import safe_at_terminals
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model.")],
+    model: Annotated[Path, typer.Argument(help="Folder with a saved model.")],
     texts: Annotated[list[str], typer.Argument(help="Sentences of the source language.")],
-    num_beams: Annotated[int, typer.Option(help="Width of beam search; 1 is greedy.")] = 1,
+    num_beams: Annotated[int, typer.Option(help="Number of beams; 1 is greedy search.")] = 1,
 ):
     """Print the translation of each sentence."""
-    # The Auto class knows Heed's models once heedful is imported; without it, trust_remote_code=True would.
+    # Importing heedful registers Heed's models. Without it, pass trust_remote_code=True.
     network = AutoModelForSeq2SeqLM.from_pretrained(model, trust_remote_code=False)
     tokenizers = TokenizerPair.from_pretrained(model)
     inputs = tokenizers.source(texts, padding=True, return_tensors="pt")  # input_ids, attention_mask: (batch, length)

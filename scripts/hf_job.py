@@ -2,13 +2,13 @@
 # requires-python = ">=3.11"
 # dependencies = ["heedful[plots,trackers]"]
 # ///
-"""Train by a recipe on a machine that you lend from the Hub, and push the model: for those without a GPU.
+"""Train from a recipe on a machine of the Hub, and push the model: if you have no GPU.
 
     hf jobs uv run --flavor a10g-small --secrets HF_TOKEN scripts/hf_job.py me/model quickstart
     uv run scripts/hf_job.py me/model quickstart optimization.max_updates=20 --no-push
 
-Data must be on the Hub or built in: `data.train=me/pairs data.validation=me/pairs`. The lines above say to `uv` what
-to install. A job that is stopped leaves nothing: give it time (`--timeout 4h`).
+Data must be on the Hub or built in: `data.train=me/pairs data.validation=me/pairs`. The lines above are `uv`'s
+list of packages. A stopped job leaves nothing: give it enough time (`--timeout 4h`).
 """
 
 from typing import Annotated
@@ -26,16 +26,16 @@ from heedful.training.run import train
 
 
 def main(
-    repository: Annotated[str, typer.Argument(help="Of the model on the Hub, such as me/model.")],
-    recipe: Annotated[str, typer.Argument(help="One that `heedful recipes` lists, or a file.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="Keys of the recipe, as key=value.")] = None,
+    repository: Annotated[str, typer.Argument(help="Name of the model on the Hub, such as me/model.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe from `heedful recipes`, or a file.")],
+    changes: Annotated[list[str] | None, typer.Argument(help="Changed recipe keys, as key=value.")] = None,
     is_pushed: Annotated[bool, typer.Option("--push/--no-push")] = True,
     private: Annotated[bool | None, typer.Option("--private/--public")] = None,
 ) -> None:
     """Train, print the scores, and push."""
     settings = read_recipe(recipe, changes, complete)
     check_recipe(settings)
-    if is_pushed:  # a name or a token that does not do is known before the training
+    if is_pushed:  # reports a wrong name or token before the training
         HfApi().create_repo(repository, private=private, exist_ok=True)
     result = train(settings)
     print(*publish_run(result), sep="\n")

@@ -1,4 +1,4 @@
-"""Check a trained model's folder and push it to the Hub, weights, code, tokenizers and card in one commit.
+"""Check a trained model's folder, and push weights, code, tokenizers and card to the Hub in one commit.
 
     python scripts/publish.py runs/quickstart/model me/model --private
 
@@ -15,11 +15,11 @@ from heedful.cli.main import run
 
 
 def publish(
-    model: Annotated[Path, typer.Argument(help="Folder of a model, as a run leaves it.")],
-    repository: Annotated[str, typer.Argument(help="Its id on the Hub, such as name/model.")],
-    private: Annotated[bool, typer.Option(help="Whether a repository that is made is private.")] = False,
+    model: Annotated[Path, typer.Argument(help="A run's model folder.")],
+    repository: Annotated[str, typer.Argument(help="Name on the Hub, such as name/model.")],
+    private: Annotated[bool, typer.Option(help="Make a new repository private.")] = False,
 ):
-    """Print what the card tells the Hub, push, and print the revision to load."""
+    """Print the card's metadata, push, and print the revision to load."""
     check_folder(model)
     print(read_card(model / "README.md").data)
     pushed = push(model, repository, private=private)

@@ -1,6 +1,6 @@
 """Watch an encoder-decoder learn Korean to English on the built-in corpus, then use it: `make quickstart`.
 
-Every step is a command of its own, in a process of its own, and is printed before it runs.
+Each step is a command in a new process, and is printed before it runs.
 """
 
 import json
@@ -18,7 +18,7 @@ SENTENCES = 5
 
 
 def heedful(*arguments: str, may_fail: bool = False) -> str:
-    """Run a `heedful` command, its progress and errors shown, and return what it prints."""
+    """Run a `heedful` command with its progress and errors shown, and return its output."""
     print(f"\n$ heedful {shlex.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "heedful", *arguments]
     finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", check=False)
@@ -33,7 +33,7 @@ def main():
         sys.exit(f"{__doc__}\nIt takes no arguments, and writes {RUN} anew.")
     print(heedful("train", RECIPE, f"output={RUN}", "overwrite=true"))
 
-    # The test scores are those of the first 1,000 test sentences; these come after them.
+    # The test scores cover the first 1,000 test sentences; these follow them.
     unseen = list(korean_english_pairs("test", 1000 + SENTENCES))[-SENTENCES:]
     translations = heedful("translate", str(MODEL), *(pair["ko"] for pair in unseen)).splitlines()
     for pair, translation in zip(unseen, translations, strict=True):

@@ -1,12 +1,12 @@
-"""Score spaces: precision, recall and F1 of those in predictions, among the letters of the references.
+"""Score predicted spaces against references: precision, recall and F1.
 
     heedful evaluate MODEL --data test.jsonl --predictions predictions.txt
     python scripts/spacing_f1.py test.jsonl predictions.txt
     python scripts/spacing_f1.py test.jsonl MODEL --num-beams 8
 
-A space counts as right if the reference has one between the same two letters. Where a prediction has lost or added
-letters, the others are found by the fewest edits. In the third form the model may lose and add none: it writes the
-letters of the source, each in its turn, and decides only where a space stands between them.
+A space is right if the reference has a space between the same two letters. If a prediction has lost or added letters,
+the smallest number of edits aligns the others. In the third form the model writes the source's letters in order, and
+only decides on spaces.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BATCH = 64  # texts
 
 
 def put_spaces(model: Any, tokenizers: TokenizerPair, texts: list[str], beams: int) -> list[str]:
-    """Return the texts with the spaces of a model that has one vocabulary of characters for both sides."""
+    """Return the texts with spaces from a character model with one vocabulary."""
     space = tokenizers.encode_target(["a b"])[0][1]
     encoded = tokenizers.source(texts, return_offsets_mapping=True)
     order = sorted(range(len(texts)), key=lambda number: len(encoded["input_ids"][number]))
@@ -38,11 +38,11 @@ def put_spaces(model: Any, tokenizers: TokenizerPair, texts: list[str], beams: i
         places = [[start for start, _ in encoded["offset_mapping"][number]] for number in numbers]
 
         def allowed(row: int, tokens: torch.Tensor, batch: Any = batch, places: Any = places) -> list[int]:
-            written = tokens[1:].tolist()  # behind the decoder's start
+            written = tokens[1:].tolist()  # after the start token
             number = len(written) - written.count(space)
-            if number >= len(batch[row]):  # all is written: padding
+            if number >= len(batch[row]):  # all written: padding
                 return [tokenizers.pad_token_id]
-            # A letter that is in no vocabulary is several tokens, all with its place; </s> has 0.
+            # An unknown letter has several tokens with its place; </s> has 0.
             is_between_letters = number > 0 and places[row][number] > places[row][number - 1]
             may_be_space = is_between_letters and written[-1] != space
             return [batch[row][number], space] if may_be_space else [batch[row][number]]
@@ -55,20 +55,20 @@ def put_spaces(model: Any, tokenizers: TokenizerPair, texts: list[str], beams: i
 
 
 def spaces_of(text: str) -> tuple[str, set[int]]:
-    """Return a text without its spaces, and before which of its letters they were."""
+    """Return a text without spaces, and the places of letters after a space."""
     words = text.split()
     return "".join(words), set(accumulate(map(len, words[:-1])))
 
 
 def counts(prediction: str, reference: str) -> tuple[int, int, int]:
-    """Return how many spaces are right, how many were predicted, and how many there should be."""
+    """Return the numbers of right, predicted and expected spaces."""
     letters, predicted = spaces_of(prediction)
     right_letters, expected = spaces_of(reference)
     places = {
         block.src_start + offset: block.dest_start + offset
         for block in Indel.opcodes(letters, right_letters)
         if block.tag == "equal"
-        for offset in range(1, block.src_end - block.src_start)  # between two letters that both texts have
+        for offset in range(1, block.src_end - block.src_start)  # between two common letters
     }
     right = expected & {places.get(place) for place in predicted}
     return len(right), len(predicted), len(expected)
@@ -82,12 +82,10 @@ def spacing_scores(pairs: Iterable[tuple[str, str]]) -> tuple[float, float, floa
 
 
 def main() -> None:
-    """Print the scores of a file of predictions, one a line, or of a model."""
+    """Print the scores for a prediction file (one a line) or a model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "data", help="pairs with the columns source and target, as `heedful pairs spacing` writes them"
-    )
-    parser.add_argument("predictions", type=Path, help="a file of them, or a model's folder")
+    parser.add_argument("data", help="file of pairs (`source`, `target`) from `heedful pairs spacing`")
+    parser.add_argument("predictions", type=Path, help="file of predictions, or a model's folder")
     parser.add_argument("--num-beams", type=int, default=8, help="of a model")
     arguments = parser.parse_args()
     pairs = read_pairs(arguments.data, "source", "target")

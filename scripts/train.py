@@ -1,9 +1,9 @@
-"""Train by a recipe, on one device or many.
+"""Train from a recipe, on one device or many.
 
     python scripts/train.py quickstart
     accelerate launch --num_processes 8 scripts/train.py multi30k-de-en data.folder=…
 
-The same as `heedful train`, as a file that `accelerate launch` and `torchrun` can start.
+It is `heedful train` as a file for `accelerate launch` and `torchrun`.
 """
 
 import sys

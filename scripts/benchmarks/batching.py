@@ -1,29 +1,28 @@
-"""Measure batches: how much of them is padding, and what that is worth over whole epochs of training on the CPU.
+"""Measure the padding in batches, and its effect on whole training epochs on the CPU.
 
     python scripts/benchmarks/batching.py                                        # the built-in Korean-English corpus
     python scripts/benchmarks/batching.py --data corpora/multi30k --source de --target en --json out.json
     python scripts/benchmarks/batching.py --data corpora/multi30k --source de --target en --quality --sizes none
 
-`--data` is a folder with train.jsonl.gz and validation.jsonl.gz, whose rows are {"translation": {…}}. One line per
-measurement:
+`--data` is a folder with train.jsonl.gz and validation.jsonl.gz, whose rows are {"translation": {…}}. It prints a line
+for each measurement:
 
-- `padding`: the part of all positions, of sources and targets together, that is padding in random batches, in those of
+- `padding`: the share of padding among all positions of sources and targets, in random batches, in those of
   `group_by_length`, and in Heed's.
-- `shapes`: how many shapes micro-batches have in three epochs, and what is computed for each real token: padded as
-  they are; with lengths in multiples of 8 and as many rows for each pair of lengths; in multiples of 8 with rows in
-  steps of a sixteenth; end to end, as a GPU trains.
-- `training`, for every size: real target tokens per second of Seq2SeqTrainer with MarianMTModel and random batches, of
-  HeedSeq2SeqTrainer and of Heed's own loop with Heed's batches; the same weights, AdamW, float32. Slices of a few
-  updates, drawn anew in each round, take turns, and all tokens are divided by all seconds; reading data, the optimizer
-  and everything else that happens between two updates count. `waiting` is the part of that time in which the step
-  waits for data. Seconds are those of the processor (of all threads together), so that other work on the machine does
-  not disturb them; `wall_ratio` is by the clock.
-- `quality` (`--quality`): the validation loss after three epochs with Heed's batches, with random batches in as many
-  updates, and with random batches of equal capacity, which are smaller and take more updates.
+- `shapes`: the number of micro-batch shapes in three epochs, and the computed tokens for each real token: padded as
+  they are; lengths in multiples of 8 with fixed rows for each pair of lengths; in multiples of 8 with rows in steps of
+  a sixteenth; end to end, as a GPU trains.
+- `training`, for each size: real target tokens per second of Seq2SeqTrainer with MarianMTModel and random batches, and
+  of HeedSeq2SeqTrainer and Heed's loop with Heed's batches; the same weights, AdamW, float32. Random slices of a few
+  updates take turns; all tokens are divided by all seconds, with data loading and the optimizer. `waiting` is the
+  share of time that the step waits for data. Seconds are processor seconds of all threads; `wall_ratio` is by the
+  clock.
+- `quality` (`--quality`): validation losses after three epochs with Heed's batches, with random batches in the same
+  number of updates, and with random batches of equal capacity, which are smaller and need more updates.
 
-Equal capacity: a batch costs rows × (longest source + longest target) padded tokens. All of Heed's `--buckets` of one
-update together stay below `--tokens`; a random batch, which is an update of its own, has the largest number of rows at
-which batches cost at most `--tokens` on average.
+Equal capacity: a batch costs rows × (longest source + longest target) padded tokens. Heed's `--buckets` of an update
+together stay below `--tokens`. A random batch, which is one update, has the largest number of rows with an average
+cost of at most `--tokens`.
 """
 
 import json as json_module
@@ -60,13 +59,13 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import make_recipe
 
 BUILT_IN = {"train": "builtin:train:20000", "validation": "builtin:validation:500"}
-WARM_UP = 1  # updates of a slice that are not timed
-EPOCHS = 3  # of the comparison of losses
-MEGA_BATCHES = 50  # as many batches are sorted together by transformers' LengthGroupedSampler
+WARM_UP = 1  # untimed updates of a slice
+EPOCHS = 3  # for the comparison of losses
+MEGA_BATCHES = 50  # batches that transformers' LengthGroupedSampler sorts together
 
 
 class Timed:
-    """What is added to a trainer: the times at which updates begin, their real target tokens, and the waiting."""
+    """Additions to a trainer: start times of updates, their real target tokens, and waiting."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -75,7 +74,7 @@ class Timed:
         self.waiting: list[float] = []
 
     def get_batch_samples(self, *args, **kwargs):
-        """Note when an update begins, how long its data take, and how many labels it has."""
+        """Record an update's start, the time for its data, and its labels."""
         self.beginnings.append(now())
         batches, items = super().get_batch_samples(*args, **kwargs)
         self.waiting.append(time.process_time() - self.beginnings[-1][1])
@@ -84,23 +83,23 @@ class Timed:
 
 
 def padding_share(batches: list[list[int]], source: Any, target: Any) -> float:
-    """Return the share of padding, from 0 to 1, in all padded tokens of batches of row numbers."""
+    """Return the share of padding, from 0 to 1, in batches of row numbers."""
     padded = sum(len(batch) * (max(source[batch]) + max(target[batch])) for batch in batches if len(batch))
     return 1 - float(sum(source[row] + target[row] for batch in batches for row in batch) / padded)
 
 
 def now() -> tuple[float, float]:
-    """Return seconds by the clock and of the processor."""
+    """Return seconds of the clock and of the processor."""
     return time.perf_counter(), time.process_time()
 
 
 def batching_of(options: dict[str, Any], seed: int = 0) -> BatchingSettings:
-    """Return how Heed makes batches."""
+    """Return Heed's settings for batches."""
     return BatchingSettings(tokens_per_update=options["tokens"], buckets_per_update=options["buckets"], seed=seed)
 
 
 def recipe_of(folder: Path, options: dict[str, Any], max_updates: int = 1) -> Recipe:
-    """Make the recipe of Heed's own loop; nothing but its batches matters here."""
+    """Return the recipe of Heed's loop; only its batches matter here."""
     locations = BUILT_IN
     if options["data"] is not None:
         locations = {name: str(options["data"] / f"{name}.jsonl.gz") for name in BUILT_IN}
@@ -140,7 +139,7 @@ def recipe_of(folder: Path, options: dict[str, Any], max_updates: int = 1) -> Re
 
 
 def rows_of_random_batches(source: np.ndarray, target: np.ndarray, tokens: int) -> int:
-    """Return the largest number of rows whose random batches cost at most so many padded tokens on average."""
+    """Return the largest number of rows whose random batches cost at most `tokens` padded tokens on average."""
     order = np.random.default_rng(0).permutation(len(source))
 
     def mean_cost(rows: int) -> float:
@@ -155,13 +154,13 @@ def rows_of_random_batches(source: np.ndarray, target: np.ndarray, tokens: int) 
 
 
 def random_batches(rows: int, size: int, seed: int) -> list[list[int]]:
-    """Cut the numbers of all rows, shuffled, into batches of `size`."""
+    """Cut shuffled row numbers into batches of `size`."""
     order = np.random.default_rng(seed).permutation(rows).tolist()
     return [order[start : start + size] for start in range(0, rows, size)]
 
 
 def grouped_batches(lengths: np.ndarray, size: int, seed: int) -> list[list[int]]:
-    """Return the batches of `group_by_length`: `MEGA_BATCHES` of them together are sorted by the source's length."""
+    """Return the batches of `group_by_length`: `MEGA_BATCHES` together are sorted by source length."""
     batches = []
     for mega in random_batches(len(lengths), size * MEGA_BATCHES, seed):
         ordered = sorted(mega, key=lambda row: -lengths[row])
@@ -189,7 +188,7 @@ def compare_padding(rows: EncodedPairs, size: int, options: dict[str, Any]) -> R
 
 
 def compare_shapes(rows: EncodedPairs, options: dict[str, Any]) -> Row:
-    """Return the number of shapes, and computed tokens for each real one, of ways to give micro-batches few shapes."""
+    """Return the shapes, and computed tokens for each real one, of ways to reduce micro-batch shapes."""
     ways = "padded", "fixed rows", "stepped", "end to end"
     shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in ways}
     computed, real, most = Counter[str](), 0, options["tokens"] // options["buckets"]
@@ -245,7 +244,7 @@ class Training:
             check_losses(*(float(model.eval()(**batch).loss) for model in (self.marian, self.heed)))
 
     def slice_of_trainer(self, is_ours: bool, number: int) -> Counter[str]:
-        """Train for a slice with a trainer, and return its `figures`."""
+        """Train a slice with a trainer, and return its `figures`."""
         model, trainer_class, own = self.marian, Seq2SeqTrainer, {}
         how = {"per_device_train_batch_size": self.random_rows}
         if is_ours:
@@ -273,7 +272,7 @@ class Training:
         return self.figures(trainer.tokens, trainer.beginnings, trainer.waiting)
 
     def slice_of_loop(self, number: int) -> Counter[str]:
-        """Train for a slice with Heed's own loop, and return its `figures`."""
+        """Train a slice with Heed's loop, and return its `figures`."""
         recipe = recipe_of(self.folder, self.options, max_updates=self.options["updates"] + WARM_UP + 1)
         log = recipe.folder / "log.jsonl"
         log.unlink(missing_ok=True)
@@ -281,7 +280,7 @@ class Training:
 
         class Noting(StoredRows):
             def updates(self, epoch: int) -> Iterator[Any]:
-                # The loop asks for an update when it has finished the one before.
+                # The loop fetches an update after the previous one.
                 for update in super().updates(epoch + number):
                     tokens.append(sum(len(row["labels"]) for bucket in update for row in bucket))
                     yield update
@@ -295,7 +294,7 @@ class Training:
         return self.figures(tokens, beginnings, [share * each for share, each in zip(shares, seconds, strict=False)])
 
     def figures(self, tokens: list[int], beginnings: list[tuple[float, float]], waiting: list[float]) -> Counter[str]:
-        """Sum what was noted of the timed updates: seconds by the clock are `wall`, the others of the processor."""
+        """Sum the timed updates: `wall` is by the clock, the other seconds by the processor."""
         timed = slice(WARM_UP, WARM_UP + self.options["updates"])
         wall, seconds = np.subtract(beginnings[timed.stop], beginnings[timed.start]).tolist()
         return Counter(tokens=sum(tokens[timed]), wall=wall, seconds=seconds, waiting=sum(waiting[timed]))
@@ -319,7 +318,7 @@ def compare_training(training: Training, size: str) -> Row:
 
 
 def compare_quality(corpus: Corpus, rows: EncodedPairs, random_rows: int, options: dict[str, Any]) -> Iterator[Row]:
-    """Yield, for every seed, validation losses of a small model after three epochs with each way of making batches."""
+    """Yield, for each seed, validation losses of a small model after three epochs with each kind of batches."""
     chosen = np.random.default_rng(0).permutation(len(rows))[: options["pairs"]]
     rows = EncodedPairs([rows[row] for row in chosen.tolist()])
     lengths = rows.source_lengths, rows.target_lengths
@@ -356,7 +355,7 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
     updates = [update for epoch in epochs for update in epoch]
     warm_up = len(updates) // 8
     for number, update in enumerate(updates, start=1):
-        # The same course over three epochs, whatever the number of updates.
+        # The same schedule over three epochs for any number of updates.
         rate = 0.003 * min(number / warm_up, (len(updates) - number + 1) / (len(updates) - warm_up))
         optimizer.param_groups[0]["lr"] = rate
         tokens = sum(int(rows.target_lengths[bucket].sum()) for bucket in update)
@@ -370,7 +369,7 @@ def _loss_after(rows: EncodedPairs, corpus: Corpus, epochs: list[list[list[list[
 
 
 def measured(options: dict[str, Any]) -> Iterator[Row]:
-    """Yield one row per measurement."""
+    """Yield a row for each measurement."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = prepare_corpus(recipe_of(folder, options), folder / "tokenizer")
@@ -385,26 +384,26 @@ def measured(options: dict[str, Any]) -> Iterator[Row]:
 
 
 def main(
-    data: Annotated[Path | None, typer.Option(help="Folder of the corpus; left out, the built-in one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the corpus. Default: the built-in corpus.")] = None,
     source: Annotated[str, typer.Option(help="Source language.")] = "ko",
     target: Annotated[str, typer.Option(help="Target language.")] = "en",
-    sizes: Annotated[str, typer.Option(help="Of tiny, small, base, with commas; none leaves training out.")] = "small",
-    tokens: Annotated[int, typer.Option(help="Padded source and target tokens of an update.")] = 4096,
-    buckets: Annotated[int, typer.Option(help="Heed's batches of one update.")] = 4,
-    updates: Annotated[int, typer.Option(help="Timed updates of a slice.")] = 8,
+    sizes: Annotated[str, typer.Option(help="Comma-separated sizes: tiny, small, base; or none.")] = "small",
+    tokens: Annotated[int, typer.Option(help="Padded source and target tokens per update.")] = 4096,
+    buckets: Annotated[int, typer.Option(help="Heed's batches per update.")] = 4,
+    updates: Annotated[int, typer.Option(help="Timed updates per slice.")] = 8,
     rounds: Annotated[int, typer.Option(help="Slices of each.")] = 5,
     vocabulary: Vocabulary = 5000,
     max_length: Annotated[int, typer.Option(help="Longest source and target in tokens.")] = 100,
-    quality: Annotated[bool, typer.Option(help="Also train for three epochs and compare losses.")] = False,
+    quality: Annotated[bool, typer.Option(help="Also compare losses after three epochs.")] = False,
     pairs: Annotated[int, typer.Option(help="Training pairs for the losses.")] = 10_000,
-    seeds: Annotated[int, typer.Option(help="Runs of each for the losses.")] = 2,
+    seeds: Annotated[int, typer.Option(help="Runs of each kind for the losses.")] = 2,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per measurement."""
+    """Print a line for each measurement."""
     options = {key: value for key, value in locals().items() if key != "json"}
     begin(threads)
-    keep_freed_memory()  # for all models, as Heed's training loop does
+    keep_freed_memory()  # for all models, as in Heed's loop
     report(measured(options), json)
 
 

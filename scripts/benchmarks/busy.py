@@ -1,12 +1,11 @@
-"""Measure how much of their speed training, translating and evaluating keep while other processes keep cores busy.
+"""Measure the speed of training, translation and evaluation while other processes keep cores busy.
 
     python scripts/benchmarks/busy.py runs/quickstart/model
     python scripts/benchmarks/busy.py runs/quickstart/model --settings ",GOMP_SPINCOUNT=300000" --rounds 3
 
-Training is measured in target tokens a second, after its first ten updates. Translating and evaluating are measured as
-whole commands, in sentences a second by the clock. The commands take turns, alone and beside busy processes; `kept` is
-the share of the speed alone. An empty setting is the command as it is. GOMP_SPINCOUNT=300000 is how threads of GNU's
-OpenMP wait by themselves.
+Training counts target tokens a second after its first ten updates. Translation and evaluation are whole commands, in
+sentences a second by the clock. The commands take turns, with and without busy processes; `kept` is the remaining
+share of speed. An empty setting is the plain command. GOMP_SPINCOUNT=300000 is the default waiting of GNU's OpenMP.
 """
 
 import json as json_module
@@ -32,7 +31,7 @@ RARELY = 10**6  # updates
 
 
 def train(model: Path, precision: str, environment: dict[str, str]) -> float:
-    """Train the quickstart for a few updates; return target tokens a second."""
+    """Train the quickstart for a few updates, and return target tokens a second."""
     with tempfile.TemporaryDirectory() as folder:
         changes = [f"output={folder}/run", f"tokenizer.path={model}", f"optimization.mixed_precision={precision}"]
         changes += ["data.test={}", "optimization.max_updates=60", "optimization.max_minutes=null"]
@@ -44,7 +43,7 @@ def train(model: Path, precision: str, environment: dict[str, str]) -> float:
 
 
 def run(command: list[str], environment: dict[str, str], text: str = "") -> float:
-    """Run a command to its end; return its seconds by the clock."""
+    """Run a command and return its seconds by the clock."""
     begun = time.perf_counter()
     options = {"input": text, "text": True, "check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run(command, env={**os.environ, "HF_HUB_OFFLINE": "1", **environment}, **options)
@@ -52,7 +51,7 @@ def run(command: list[str], environment: dict[str, str], text: str = "") -> floa
 
 
 def speed(task: str, model: Path, sentences: int, environment: dict[str, str]) -> float:
-    """Return the speed of one task: tokens of training a second, or sentences a second of the whole command."""
+    """Return a task's speed: training tokens a second, or sentences a second of the whole command."""
     if task.startswith("train"):
         return train(model, task.removeprefix("train "), environment)
     if task == "translate":
@@ -63,7 +62,7 @@ def speed(task: str, model: Path, sentences: int, environment: dict[str, str]) -
 
 
 def beside(busy: int, stack: ExitStack) -> None:
-    """Start processes that keep a core busy each, until the stack is closed."""
+    """Start processes that each keep a core busy, until the stack is closed."""
     for _ in range(busy):
         process = subprocess.Popen([sys.executable, "-c", BUSY])
         stack.callback(process.wait)
@@ -91,19 +90,19 @@ def measured(
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Folder of a trained quickstart.")],
+    model: Annotated[Path, typer.Argument(help="Folder with the trained quickstart.")],
     tasks: Annotated[str, typer.Option(help="With commas.")] = "train no,train bf16,translate,evaluate",
     settings: Annotated[
-        str, typer.Option(help="Variables of the environment; several sets with commas.")
+        str, typer.Option(help="Environment variables; separate sets with commas.")
     ] = ",GOMP_SPINCOUNT=300000",
     others: Annotated[
-        str, typer.Option(help="Numbers of busy processes, with commas; the first is compared with.")
+        str, typer.Option(help="Comma-separated numbers of busy processes; the first is the reference.")
     ] = "0,1,2",
-    sentences: Annotated[int, typer.Option(help="To translate, and to evaluate.")] = 5000,
+    sentences: Annotated[int, typer.Option(help="Sentences to translate and to evaluate.")] = 5000,
     rounds: Annotated[int, typer.Option(help="Runs of each.")] = 3,
     json: Json = None,
 ):
-    """Print one line per task and setting."""
+    """Print a line for each task and setting."""
     numbers = [int(each) for each in others.split(",")]
     report(measured(model, tasks.split(","), settings.split(","), numbers, rounds, sentences), json)
 

@@ -1,9 +1,9 @@
-"""Measure what the contract promises, for Heed and for MarianMTModel with transformers' Seq2SeqTrainer.
+"""Measure the contract's promises for Heed, and for MarianMTModel with transformers' Seq2SeqTrainer.
 
     python scripts/benchmarks/contract.py
 
-It launches itself on 1, 2 and 3 processes (about three minutes on two cores) and prints the table of docs/contract.md.
-The columns are measured by what the tests of the trainer assert with: tests/support/contract_measures.py.
+It starts itself on 1, 2 and 3 processes (about three minutes on two cores) and prints the table of docs/contract.md.
+The trainer's tests use the same measurements (tests/support/contract_measures.py).
 """
 
 import json
@@ -37,7 +37,7 @@ COLUMNS = {
 
 
 def measure(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Measure columns on these processes; what is found is saved too, one file per process."""
+    """Measure columns on these processes, and save the results in a file per process."""
     torch.set_num_threads(1)
     Accelerator(cpu=True)
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -65,7 +65,7 @@ def launch(script: Path, world: int, *arguments: object, timeout: float = 280) -
     """Run a script on `world` processes.
 
     Raises:
-        RuntimeError: If it fails, with the end of what it said.
+        RuntimeError: If it fails, with the end of its output.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -88,7 +88,7 @@ def collate_sources(sources: list[list[int]], side: str, pad: int) -> dict[str, 
 
 
 def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:
-    """Count the generated tokens that change with batch and padding, over greedy and beam search, by a row's title."""
+    """Count generated tokens that change with batch and padding, over greedy and beam search, by row title."""
     model = AutoModelForSeq2SeqLM.from_pretrained(folder / model_name, trust_remote_code=False).eval()
     pad = model.config.pad_token_id
     sources = [row["input_ids"] for row in json.loads((folder / "rows.json").read_text())[model_name]]
@@ -108,7 +108,7 @@ def tokens_differing(folder: Path, model_name: str) -> dict[str, int]:
 
 
 def worst_cases(found: list[dict[str, Any]], name: str) -> dict[str, float | str]:
-    """Return the figures of one column by a row's title; `found` has every process of every run, one first."""
+    """Return a column's figures by row title; `found` has each run's processes, the single one first."""
     mine = [run[name] for run in found]
     references = {key[2]: value for key, value in mine[0]["updates"].items() if key[:2] == (PAIRS, 1) and not key[3]}
     updates = [(key, value) for run in mine for key, value in run["updates"].items()]
@@ -136,7 +136,7 @@ def worst_cases(found: list[dict[str, Any]], name: str) -> dict[str, float | str
 
 
 def table(folder: Path) -> str:
-    """Return the markdown table of everything measured in a folder."""
+    """Return the Markdown table of a folder's measurements."""
     files = sorted(folder.glob("measured-*.pt"))
     found = [torch.load(file, weights_only=False) for file in files]
     columns = [

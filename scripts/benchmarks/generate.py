@@ -1,11 +1,10 @@
-"""Time `generate()` of Marian and of Heed, as it is and prepared, the native decoder and CTranslate2, on the CPU.
+"""Time Marian's and Heed's `generate()` (plain and prepared), the native decoder and CTranslate2 on the CPU.
 
     python scripts/benchmarks/generate.py                          # small and base, greedy and beam 5
     python scripts/benchmarks/generate.py --sizes base --cases 1x5 --source-length 256 --json out.json
 
-All have the same weights and, in float32, give the same tokens; CTranslate2 is called directly. Every sentence gets as
-many tokens. Each figure is a ratio to Marian: how often one translates while Marian translates once. The calls take
-turns, and medians are compared.
+All have the same weights and, in float32, the same tokens; CTranslate2 is called directly. Each sentence gets the same
+number of tokens. Figures are speeds relative to Marian. Calls take turns, and medians are compared.
 """
 
 from functools import partial
@@ -20,10 +19,10 @@ from heedful.decoding.native.decoder import NativeDecoder
 
 
 def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
-    """Time one case and return its figures.
+    """Time a case and return its figures.
 
     Raises:
-        RuntimeError: If in float32 the tokens differ.
+        RuntimeError: If float32 tokens differ.
     """
     vocabulary, new_tokens = options["vocabulary"], options["new_tokens"]
     marian = make_marian(size, vocabulary).eval()
@@ -55,16 +54,16 @@ def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
 
 def main(
     sizes: Sizes = "small,base",
-    cases: Annotated[str, typer.Option(help="Batch x beams, with commas.")] = "1x1,16x1,64x1,1x5,16x5,64x5",
+    cases: Annotated[str, typer.Option(help="Comma-separated batch x beams.")] = "1x1,16x1,64x1,1x5,16x5,64x5",
     source_length: Annotated[int, typer.Option(help="Tokens of the longest source.")] = 24,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 24,
     vocabulary: Vocabulary = 10_000,
-    precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,int8",
+    precisions: Annotated[str, typer.Option(help="Comma-separated, for the native decoder.")] = "float32,int8",
     rounds: Rounds = 5,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line of ratios per size and case."""
+    """Print a line of ratios for each size and case."""
     begin(threads)
     options = {"vocabulary": vocabulary, "new_tokens": new_tokens, "rounds": rounds, "source_length": source_length}
     options["precisions"] = [name for name in precisions.split(",") if name]

@@ -1,23 +1,22 @@
-"""Everything that needs a card: what must hold on it, and how fast it is. `make gpu`, in less than nine minutes.
+"""All checks and timings that need a GPU: `make gpu`, in less than nine minutes.
 
     python scripts/benchmarks/gpu.py                               # prints "not measured" without a GPU
     python scripts/benchmarks/gpu.py --cases loop --pairs path/to/multi30k --languages de,en
     python scripts/benchmarks/gpu.py --device cpu --sizes tiny --loops tiny --vocabulary 90 --target-tokens 64
 
-Each case is a process of its own, which is ended after its time: what fails or takes long costs no other case. A check
-(`gpu_checks.py`) is `ok` or `FAILED` beside its figures; if one failed, this ends with 1. The checks run side by side,
-before all that is timed. The first of the sizes is compiled in `training` too, and decodes.
+Each case is a process with a time limit, so a failure costs no other case. A check (`gpu_checks.py`) prints `ok` or
+`FAILED` with its figures; one failure makes the exit code 1. Checks run at the same time, before the timings. The
+first size is also compiled in `training`, and decodes.
 
-`training` takes bare steps: 25,000 target tokens, as many source tokens, AdamW and autocast; the steps take turns, and
-medians are compared. GiB are the peak of one model, its optimizer and its step. MFU is the share of the card's peak
-that the products with a model's matrices take (`heedful.training.updates.model_size`), the same for all four.
+`training` takes bare steps: 25,000 target and source tokens, AdamW and autocast; steps take turns, and medians are
+compared. GiB is the peak of a model, its optimizer and step. MFU is the share of the card's peak for products with
+weight matrices (`heedful.training.updates.model_size`), the same for all four models.
 
-`loop` is `heedful train` itself: medians of the later half of its log, beside a bare step on one of its updates.
+`loop` is `heedful train`: medians of the second half of its log, and a bare step on one of its updates.
 
-`decoding` compares Marian's `generate()` with Heed's, and with Heed's over a static cache whose step is compiled into
-CUDA graphs (`mode="reduce-overhead"`). `same` is the share of Marian's tokens that are found, which is 1 in float32.
-A `Translator` then translates sentences of the built-in corpus with random weights, as many tokens each, plainly and
-with graphs (its first round, in which these are made, does not count).
+`decoding` compares Marian's `generate()` with Heed's, and with Heed's compiled into CUDA graphs over a static cache
+(`mode="reduce-overhead"`). `same` is the share of equal tokens, 1 in float32. A `Translator` then translates built-in
+sentences with random weights, with and without graphs; the first round, which makes the graphs, does not count.
 """
 
 import gc
@@ -59,15 +58,15 @@ from heedful.training.run import train
 from heedful.training.updates.model_size import operations_of_pairs, peak_operations
 from heedful_lab.korean_english.pairs import korean_english_pairs
 
-Loss = Callable[..., torch.Tensor]  # of a model and a batch
+Loss = Callable[..., torch.Tensor]  # of model and batch
 LENGTH = 32  # tokens of each source and target
 SMOOTHING = 0.1
-# Padded tokens of an update, and updates, of the runs of `loop`.
+# Padded tokens per update, and updates, of the `loop` runs.
 LOOPS = {"tiny": (800, 20), "small": (8_192, 300), "base": (50_000, 60), "big": (50_000, 40)}
 
 
 class TorchTransformer(nn.Module):
-    """`nn.Transformer` with embeddings, sinusoids, and an output that shares the embeddings' matrix."""
+    """`nn.Transformer` with embeddings, sinusoids, and tied output."""
 
     def __init__(self, size: str, vocabulary: int):
         super().__init__()
@@ -101,7 +100,7 @@ def make_t5(size: str, vocabulary: int) -> T5ForConditionalGeneration:
 
 
 def losses(size: str, vocabulary: int, device: str, has_t5: bool) -> dict[str, tuple[nn.Module, Loss]]:
-    """Return each model in training, with a function of it and a batch that gives the smoothed loss."""
+    """Return each model in training, with a function of model and batch for the smoothed loss."""
     marian = make_marian(size, vocabulary)
     heed = make_heed(marian)
     heed.config.label_smoothing = SMOOTHING
@@ -124,7 +123,7 @@ def losses(size: str, vocabulary: int, device: str, has_t5: bool) -> dict[str, t
 
 
 def bare_step(model: Any, loss_of: Loss, batch: Any, is_compiled: bool, options: dict[str, Any]) -> Callable[[], None]:
-    """Return a training step on a batch that is on the device."""
+    """Return a training step on a batch on the device."""
     compute = torch.compile(loss_of) if is_compiled else loss_of
 
     def loss() -> torch.Tensor:
@@ -135,7 +134,7 @@ def bare_step(model: Any, loss_of: Loss, batch: Any, is_compiled: bool, options:
 
 
 def peak_memory(model: nn.Module, step: Callable[[], None]) -> float:
-    """Return the GiB of weights, two moments of each, and what a step adds to them at its peak."""
+    """Return GiB of weights, their two moments, and a step's peak in addition."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     step()
@@ -144,7 +143,7 @@ def peak_memory(model: nn.Module, step: Callable[[], None]) -> float:
 
 
 def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
-    """Time a training step of every model."""
+    """Time a training step for each model."""
     device, vocabulary = options["device"], options["vocabulary"]
     pairs = max(1, options["target_tokens"] // LENGTH)
     tokens, _ = make_sources(pairs, LENGTH, vocabulary, shortest=1.0)
@@ -166,10 +165,10 @@ def training_row(size: str, is_compiled: bool, options: dict[str, Any]) -> Row:
 
 
 def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:
-    """Time `generate()` of Marian and of Heed.
+    """Time Marian's and Heed's `generate()`.
 
     Raises:
-        RuntimeError: If in float32 the tokens differ.
+        RuntimeError: If float32 tokens differ.
     """
     device, vocabulary, new_tokens = options["device"], options["vocabulary"], options["new_tokens"]
     marian = make_marian(size, vocabulary).eval()
@@ -195,14 +194,14 @@ def decoding_row(size: str, batch: int, beams: int, options: dict[str, Any]) -> 
 
 
 def training(options: dict[str, Any]) -> Case:
-    """Take bare steps of each size, those of the first compiled too."""
+    """Take bare steps of each size; the first is compiled too."""
     for size in options["sizes"]:
         for is_compiled in options["compile"] if size == options["sizes"][0] else [False]:
             yield f"{size}{' compiled' * is_compiled}", partial(training_row, size, is_compiled, options)
 
 
 def loop(options: dict[str, Any]) -> Case:
-    """Run `heedful train` with each size, as it is and compiled."""
+    """Run `heedful train` with each size, plain and compiled."""
     with TemporaryDirectory() as folder:
         for size in options["loops"]:
             for is_compiled in options["compile"]:
@@ -211,7 +210,7 @@ def loop(options: dict[str, Any]) -> Case:
 
 
 def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -> Row:
-    """Train by a recipe, then take bare steps on the first update of the same corpus."""
+    """Train from a recipe, then take bare steps on the corpus's first update."""
     tokens, updates = LOOPS[size]
     precision = "no" if options["dtype"] == torch.float32 else "bf16"
     settings: dict[str, Any] = {"compile": is_compiled, "mixed_precision": precision}
@@ -239,7 +238,7 @@ def loop_row(size: str, is_compiled: bool, run: Path, options: dict[str, Any]) -
 
 
 def decoding(options: dict[str, Any]) -> Case:
-    """Search with the first size, each beam width and batch, and with a `Translator`."""
+    """Search with the first size: each beam width and batch, and a `Translator`."""
     size = options["sizes"][0]
     for beams, batch in product(options["beams"], options["batches"]):
         yield f"{size}, {batch} x {beams}", partial(decoding_row, size, batch, beams, options)
@@ -263,14 +262,14 @@ def translation_row(size: str, options: dict[str, Any]) -> Row:
     return row
 
 
-# Each with the seconds that it may take. The checks run side by side, the rest one by one.
+# Seconds for each. Checks run at the same time, the rest in turn.
 CHECKS = {"kernels": (kernels, 100), "exactness": (exactness, 130), "processes": (processes, 130)}
 TIMED = {"plans": (plans, 30), "training": (training, 135), "loop": (loop, 150), "decoding": (decoding, 80)}
 CASES = CHECKS | TIMED
 
 
 def work(case: str, options: dict[str, Any], results: Connection) -> None:
-    """Send each row of a case, and `None` after the last one; the process leads a group of those that it starts."""
+    """Send a case's rows and then `None`; the process leads a group of its own child processes."""
     os.setsid()
     begin(torch.get_num_threads())
     for name, make in CASES[case][0](options):
@@ -288,7 +287,7 @@ def work(case: str, options: dict[str, Any], results: Connection) -> None:
 
 
 def rows_of(cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
-    """Let a process work on each case, all at once, and yield their rows."""
+    """Run each case in a process, all at once, and yield their rows."""
     spawn, begun, running = get_context("spawn"), time.monotonic(), {}
     for case in cases:
         results, sender = spawn.Pipe(duplex=False)
@@ -307,7 +306,7 @@ def rows_of(cases: list[str], options: dict[str, Any]) -> Iterator[Row]:
 
 
 def received(case: str, results: Connection, end: float) -> Iterator[Row]:
-    """Yield what a process sends; where that is not all, or not in time, the last row says so."""
+    """Yield a process's rows; if it fails or exceeds its time, the last row reports it."""
     missing = {"case": case, "result": "FAILED" if case in CHECKS else "not measured", "error": "its time is up"}
     try:
         while results.poll(max(0.0, end - time.monotonic())):
@@ -322,23 +321,23 @@ def received(case: str, results: Connection, end: float) -> Iterator[Row]:
 def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     sizes: Sizes = "base,big",
-    loops: Annotated[str, typer.Option(help="Sizes of the models of the case loop, with commas.")] = "small,base,big",
+    loops: Annotated[str, typer.Option(help="Comma-separated model sizes of the case loop.")] = "small,base,big",
     cases: Annotated[str, typer.Option(help="With commas.")] = ",".join(CASES),
-    compile: Annotated[str, typer.Option(help="Of no and yes, with commas: torch.compile in training.")] = "no,yes",
-    batches: Annotated[str, typer.Option(help="Sentences of a batch of decoding, with commas.")] = "1,64",
-    beams: Annotated[str, typer.Option(help="Beam widths, with commas; 1 is greedy.")] = "1,4",
-    target_tokens: Annotated[int, typer.Option(help="Of a training step.")] = 25_000,
+    compile: Annotated[str, typer.Option(help="torch.compile in training: no, yes, or both with a comma.")] = "no,yes",
+    batches: Annotated[str, typer.Option(help="Comma-separated batch sizes of decoding.")] = "1,64",
+    beams: Annotated[str, typer.Option(help="Comma-separated beam widths; 1 is greedy.")] = "1,4",
+    target_tokens: Annotated[int, typer.Option(help="Target tokens per training step.")] = 25_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 32,
     vocabulary: Vocabulary = 37_000,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    peak_teraflops: Annotated[float | None, typer.Option(help="Of a card whose peak is not known.")] = None,
+    peak_teraflops: Annotated[float | None, typer.Option(help="Peak of an unknown GPU.")] = None,
     pairs: Annotated[str | None, typer.Option(help="Folder of train.jsonl.gz and validation.jsonl.gz.")] = None,
-    languages: Annotated[str, typer.Option(help="Source and target of these pairs.")] = "de,en",
-    patience: Annotated[float, typer.Option(help="Factor of the time that each case may take.")] = 1.0,
+    languages: Annotated[str, typer.Option(help="Source and target language of these pairs.")] = "de,en",
+    patience: Annotated[float, typer.Option(help="Factor for each case's time limit.")] = 1.0,
     rounds: Rounds = 5,
     json: Json = None,
 ):
-    """Print one line per check, size and case."""
+    """Print a line for each check, size and case."""
     if device == "cuda" and not torch.cuda.is_available():
         print("not measured: there is no GPU")
         return

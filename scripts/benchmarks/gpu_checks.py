@@ -1,7 +1,7 @@
-"""What must hold on a card, each check a row with its figures beside their limits; `gpu.py` runs them.
+"""Checks on a GPU, each a row of figures with limits; `gpu.py` runs them.
 
-A case is a function of options that yields the name of each row and a call that makes it. Torchrun starts this file
-for the two processes that compute one update on one card.
+A case is a function of options that yields each row's name and a call for the row. Torchrun starts this file for the
+two processes that compute one update on one card.
 """
 
 import importlib.util
@@ -36,17 +36,17 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 1000
-# Rows and lengths; the first two bring memory and libraries.
+# Rows and lengths; the first two warm up.
 SHAPES = [(44, 56), (43, 7), *((44 - 3 * number, 9 + 4 * number) for number in range(12))]
-COST_OF_A_SHAPE = {"cuda": 20, "cpu": 1000}  # milliseconds; a plan of cuDNN's takes hundreds
-# What the split of an update may change, as a share.
+COST_OF_A_SHAPE = {"cuda": 20, "cpu": 1000}  # milliseconds; cuDNN's plans take hundreds
+# Largest relative changes by splitting an update.
 EXACT = {"loss": 1e-6, "gradient": 1e-5}
 SPLITS = {"no": EXACT, "bf16": {"loss": 1e-4, "gradient": 2e-2}, "fp16": {"loss": 1e-4}}
 STOP, END = 11, 24  # updates
 
 
 def checked(**figures: tuple[float, float]) -> Row:
-    """Return a row of figures that each must not be above its limit."""
+    """Return a row of figures with upper limits."""
     row: Row = {"result": "ok" if all(value <= limit for value, limit in figures.values()) else "FAILED"}
     for name, (value, limit) in figures.items():
         row |= {name: float(f"{value:.2g}"), f"{name} at most": float(f"{limit:.2g}")}
@@ -54,27 +54,27 @@ def checked(**figures: tuple[float, float]) -> Row:
 
 
 def distances(ours: Pair, theirs: Pair) -> list[float]:
-    """Return the norm of each difference as a share of the second's."""
+    """Return each difference's norm relative to the second."""
     return [float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True)]
 
 
 def compared(found: Sequence[Pair], expected: Pair, limits: dict[str, float]) -> Row:
-    """Return the largest of the distances."""
+    """Return the largest distance."""
     largest = [max(each) for each in zip(*(distances(pair, expected) for pair in found), strict=True)]
     return checked(**dict(zip(limits, zip(largest, limits.values(), strict=False), strict=False)))
 
 
 def small_heed(options: Options) -> Any:
-    """Return a Heed with random weights that draws no random numbers."""
+    """Return a Heed with random weights and without dropout."""
     heed = make_heed(make_marian(options["checked"], VOCABULARY, dropout=0.0))
     heed.config.label_smoothing = 0.1
     return heed
 
 
 def kernels(options: Options) -> Case:
-    """Compare every attention function with eager attention in float32, and an offloaded cache with a plain one."""
+    """Compare each attention function with eager attention in float32, and an offloaded cache with a plain one."""
     on_gpu = options["device"] == "cuda"
-    names = ["sdpa", *["flex_attention"] * on_gpu]  # whose gradients need a GPU
+    names = ["sdpa", *["flex_attention"] * on_gpu]  # its gradients need a GPU
     flash = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
     halves = [*names, *(name for name, package in flash.items() if on_gpu and importlib.util.find_spec(package))]
     for precision, of_precision in (("float32", names), ("bfloat16", halves)):
@@ -85,7 +85,7 @@ def kernels(options: Options) -> Case:
 
 
 def computed(name: str, dtype: torch.dtype, options: Options) -> Pair:
-    """Return logits and gradient of an attention function in a precision."""
+    """Return an attention function's logits and gradient in one precision."""
     model = small_heed(options).to(options["device"], dtype).train()
     model.set_attn_implementation(name)
     batch = {key: value.to(options["device"]) for key, value in make_pairs(8, 40, VOCABULARY, 0.3).items()}
@@ -96,7 +96,7 @@ def computed(name: str, dtype: torch.dtype, options: Options) -> Pair:
 
 
 def kernel_row(name: str, dtype: torch.dtype, options: Options) -> Row:
-    """Compare with float32; rounding may make three times the difference that it makes of eager attention."""
+    """Compare with float32; the limit is three times eager attention's rounding difference."""
     exact = computed("eager", torch.float32, options)
     limits = [max(1e-4, 3 * each) for each in distances(computed("eager", dtype, options), exact)]
     return compared([computed(name, dtype, options)], exact, dict(zip(("logits", "gradient"), limits, strict=True)))
@@ -111,13 +111,13 @@ def offloaded_row(options: Options) -> Row:
 
 
 def plans(options: Options) -> Case:
-    """Compare batches of new shapes with batches whose shapes were there before."""
+    """Compare batches of new and repeated shapes."""
     for name in ("training", "generate()"):
         yield name, partial(plan_row, name, options)
 
 
 def plan_row(name: str, options: Options) -> Row:
-    """Time new shapes, then the same ones again; `extra` is the median of the differences, in milliseconds."""
+    """Time new shapes, then the same again; `extra` is the median difference in milliseconds."""
     device, dtype = options["device"], options["dtype"]
     model = small_heed(options).to(device)
     model = model.train() if name == "training" else model.eval().to(dtype)
@@ -139,7 +139,7 @@ def plan_row(name: str, options: Options) -> Row:
 
 
 def exactness(options: Options) -> Case:
-    """Check splits of an update, sentences alone and in a batch, runs that are alike, and one that was stopped."""
+    """Check split updates, single and batched sentences, equal runs, and a resumed run."""
     precisions = ["no", "bf16", *["fp16"] * (options["device"] == "cuda")]
     for precision in precisions:
         yield f"an update split, {precision}", partial(split_row, precision, options)
@@ -152,7 +152,7 @@ def exactness(options: Options) -> Case:
 
 
 def update(token_budget: int, options: Options, accelerator: Accelerator, precision: Any = "no") -> Pair:
-    """Return the loss of an update on all processes, divided into micro-batches, and its gradient."""
+    """Return an update's loss and gradient over all processes, in micro-batches."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, 40, (32, 2), generator=generator).tolist()
     made = [[torch.randint(1, VOCABULARY - 1, (n,), generator=generator).tolist() for n in both] for both in lengths]
@@ -167,19 +167,19 @@ def update(token_budget: int, options: Options, accelerator: Accelerator, precis
 
 
 def update_alone(token_budget: int, options: Options, precision: Any = "no") -> Pair:
-    """Return loss and gradient of an update on one process."""
+    """Return an update's loss and gradient on one process."""
     settings = OptimizationRecipe(max_updates=1, device=options["device"], mixed_precision=precision)
     return update(token_budget, options, make_accelerator(settings), precision)
 
 
 def split_row(precision: str, options: Options) -> Row:
-    """Compare an update in one piece with the same in two, some, and single rows."""
+    """Compare an update in one piece with two pieces, some, and single rows."""
     whole, *parts = (update_alone(budget, options, precision) for budget in (10**6, 1200, 300, 1))
     return compared(parts, whole, SPLITS[precision])
 
 
 def alone_row(dtype: torch.dtype, options: Options) -> Row:
-    """Count sentences whose tokens differ; half precision rounds products of other shapes otherwise, so a few may."""
+    """Count sentences whose tokens differ; a few may in half precision, because shapes change rounding."""
     tokens, mask = (each.to(options["device"]) for each in make_sources(32, 40, VOCABULARY))
     model, differing = small_heed(options).to(options["device"], dtype).eval(), 0
     for settings in (endless_search(1, 20), endless_search(4, 20)):
@@ -192,7 +192,7 @@ def alone_row(dtype: torch.dtype, options: Options) -> Row:
 
 
 def recipe_tree(output: Path, size: str, options: Options, **optimization: Any) -> dict[str, Any]:
-    """Return a recipe of the built-in corpus, which publishes its last weights and translates next to nothing."""
+    """Return a recipe on the built-in corpus with its last weights published and hardly any translation."""
     layers, width, inner, heads = SIZES[size].values()
     sizes = {"d_model": width, "dropout": 0.1}
     for side in ("encoder", "decoder"):
@@ -207,7 +207,7 @@ def recipe_tree(output: Path, size: str, options: Options, **optimization: Any) 
 
 
 def runs_row(options: Options, **optimization: Any) -> Row:
-    """Count weight matrices in which a second run, and one that was stopped, differ from the first in any bit."""
+    """Count weight matrices in which a second run and a resumed one differ from the first in any bit."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     settings = {"tokens_per_update": 4096, "token_budget": 2048, **optimization}
     with TemporaryDirectory() as folder:
@@ -220,7 +220,7 @@ def runs_row(options: Options, **optimization: Any) -> Row:
 
 
 def processes(options: Options) -> Case:
-    """Compare one process of each launcher, and two on one card, with one that none has launched."""
+    """Compare one process of each launcher, and two on one card, with a plain process."""
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node"]
     launchers = {"torchrun": [*torchrun, "1"]}
     if options["device"] == "cuda":
@@ -235,14 +235,14 @@ def processes(options: Options) -> Case:
 
 
 def start(*command: str) -> None:
-    """Run a Python module in a process; a failure is a `RuntimeError` with the end of what it said."""
+    """Run a Python module in a process; a failure is a `RuntimeError` with the end of its output."""
     finished = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
     if finished.returncode:
         raise RuntimeError(finished.stderr[-280:])
 
 
 def launched_row(folder: Path, launcher: str, command: list[str], options: Options) -> Row:
-    """Compare the losses of `heedful train` with those of the same without a launcher."""
+    """Compare the losses of `heedful train` with and without a launcher."""
     plain, run = folder / "plain", folder / launcher
     if not plain.exists():
         settings = {"max_updates": 8, "tokens_per_update": 2048, "token_budget": 1024}
@@ -256,13 +256,13 @@ def launched_row(folder: Path, launcher: str, command: list[str], options: Optio
 
 
 def two_processes_row(folder: Path, torchrun: list[str], options: Options) -> Row:
-    """Compare loss and summed gradient of an update with one process's."""
+    """Compare loss and summed gradient with one process's."""
     start(*torchrun, __file__, str(folder), options["device"], options["checked"])
     return compared([torch.load(folder / f"{rank}.pt") for rank in (0, 1)], update_alone(600, options), EXACT)
 
 
 def one_of_two(folder: str, device: str, size: str) -> None:
-    """Compute this process's part of an update on the first card, where no more than one process is usual."""
+    """Compute this process's part on the first card, which only one process usually uses."""
     os.environ |= {"LOCAL_RANK": "0", "NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     accelerator = Accelerator(cpu=device == "cpu", kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
     found = update(600, {"checked": size}, accelerator)

@@ -1,7 +1,7 @@
-"""What every benchmark does: calls take turns, rows of figures are printed and written, the machine is described.
+"""Shared by all benchmarks: take turns, print and write rows of figures, describe the machine.
 
-Ratios are of processor time, which other work on the machine hardly moves. Those by the clock are printed after them.
-With several threads the clock counts, because threads that wait for each other take processor time too.
+Ratios are of processor time, which other work hardly changes; ratios by the clock follow. With several threads the
+clock counts, because waiting threads use processor time too.
 """
 
 import json
@@ -21,25 +21,25 @@ from transformers.utils import logging
 
 from heedful import processor_heed
 
-# The options that the benchmarks share.
-Sizes = Annotated[str, typer.Option(help="Of tiny, small, base and big, with commas.")]
-Vocabulary = Annotated[int, typer.Option(help="Number of tokens.")]
-Rounds = Annotated[int, typer.Option(help="Timed calls of each.")]
-Threads = Annotated[int, typer.Option(help="Of torch.")]
-Json = Annotated[Path | None, typer.Option(help="File for the figures.")]
+# Shared options.
+Sizes = Annotated[str, typer.Option(help="Comma-separated sizes: tiny, small, base, big.")]
+Vocabulary = Annotated[int, typer.Option(help="Vocabulary size in tokens.")]
+Rounds = Annotated[int, typer.Option(help="Timed calls of each kind.")]
+Threads = Annotated[int, typer.Option(help="Number of torch threads.")]
+Json = Annotated[Path | None, typer.Option(help="JSON file for the figures.")]
 
 Row = dict[str, Any]
 
 
 def begin(threads: int) -> None:
-    """Set the number of threads, and keep transformers from printing."""
+    """Set the number of threads, and silence transformers."""
     torch.set_num_threads(threads)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
 def take_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[Any]]:
-    """Let calls take turns, after one round that does not count; return what each returned, round by round."""
+    """Let calls take turns after an uncounted round, and return their results by round."""
     results: dict[str, list[Any]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
@@ -50,7 +50,7 @@ def take_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, li
 
 
 class Seconds(NamedTuple):
-    """How long something took."""
+    """The seconds that a call took."""
 
     clock: float
     processor: float  # of all threads of this process
@@ -70,14 +70,14 @@ def median_seconds(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str
 
 
 def ratios(seconds: dict[str, Seconds], to: str) -> Row:
-    """Return how often each of the others is done while one is done once, by processor time, then by the clock."""
+    """Return the others' speeds relative to one, by processor time, then by the clock."""
     others = {name: each for name, each in seconds.items() if name != to}
     row = {name: round(seconds[to].processor / each.processor, 2) for name, each in others.items()}
     return row | {f"{name}, clock": round(seconds[to].clock / each.clock, 2) for name, each in others.items()}
 
 
 def machine() -> Row:
-    """Return what the figures of a run depend on besides the code: processor, instructions, versions, other load."""
+    """Return the conditions besides the code: processor, instructions, versions, other load."""
     facts = torch.cpu.get_capabilities()
     names = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16", "bf16")
     packages = {name: version(name) for name in ("torch", "transformers", "ctranslate2") if find_spec(name)}
@@ -92,9 +92,9 @@ def machine() -> Row:
 
 
 def plain_products(device: str = "cpu", width: int = 1024) -> Row:
-    """Return how fast plain matrix products are in this run, in GFLOP/s, to compare its other figures with.
+    """Return the speed of plain matrix products in this run, in GFLOP/s, to compare runs.
 
-    On the CPU they are those of MKL (torch's `mm` in float32), of oneDNN in float32, and of oneDNN in bfloat16.
+    On the CPU: MKL (torch's `mm` in float32), oneDNN in float32, and oneDNN in bfloat16.
     """
     left, right = (torch.randn(width, width, device=device) for _ in range(2))
     halves = left.bfloat16(), right.bfloat16()
@@ -111,7 +111,7 @@ def plain_products(device: str = "cpu", width: int = 1024) -> Row:
 
 
 def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
-    """Return a function that calls another and waits until the device has finished."""
+    """Return a function that calls another and waits for the device."""
 
     def wait() -> None:
         call()
@@ -122,13 +122,13 @@ def waiting(call: Callable[[], Any], device: str) -> Callable[[], None]:
 
 
 def report(rows: Iterable[Row], path: Path | None, device: str = "cpu", is_printed: bool = True) -> list[Row]:
-    """Print the machine, what plain products give, and each row of figures as it comes; write and return all rows.
+    """Print the machine, the speed of plain products, and each row of figures; write and return all rows.
 
     Args:
-        rows: Each a figure by its name.
-        path: JSON file to write; None writes none.
-        device: Where plain products are timed.
-        is_printed: Whether the rows are printed; else they have been printed in another form.
+        rows: Figures by name.
+        path: JSON file to write, or None.
+        device: Device for plain products.
+        is_printed: Print the rows; False if they are printed in another form.
     """
     found = [machine(), plain_products(device)]
     print("\n".join(map(line, found)), flush=True)

@@ -1,12 +1,12 @@
-"""Peak memory of a training step and of beam search, of Marian and of Heed with equal weights, on the CPU.
+"""Peak CPU memory in training and beam search, for Marian and Heed with equal weights.
 
     python scripts/benchmarks/memory.py                            # base: a training step, and beam 5 at batch 64
     python scripts/benchmarks/memory.py --cases training --target-tokens 2720
 
-Each figure comes from a process of its own: the model is made and used once at a small size, so that the optimizer has
-its state; freed memory is given back (`malloc_trim`); then the highest resident memory (VmHWM, begun anew through
-`/proc/self/clear_refs`) of the step or the call is counted above what is resident before it. Gradients belong to the
-step. Label smoothing is 0.1, with transformers' own `LabelSmoother` for Marian.
+Each figure has its own process. The model first runs at a small size, so that the optimizer has its state, and freed
+memory is given back (`malloc_trim`). The figure is the highest resident memory (VmHWM, reset by
+`/proc/self/clear_refs`) above the previous one. Gradients count. Label smoothing is 0.1, with transformers'
+`LabelSmoother` for Marian.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ MEBIBYTE = 2**20
 
 
 def resident_bytes(field: str) -> int:
-    """Return VmRSS (what is resident now) or VmHWM (the most that was), in bytes."""
+    """Return VmRSS (resident now) or VmHWM (the maximum) in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * 1024
 
 
 def begin_anew() -> int:
-    """Give back freed memory, forget the highest resident memory so far, and return the present one in bytes."""
+    """Give back freed memory, reset the maximum, and return the resident memory in bytes."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -57,7 +57,7 @@ def make_model(name: str, options: dict[str, Any], dropout: float = 0.1) -> Any:
 
 
 def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> torch.Tensor:
-    """Return the training loss of so many pairs of equal lengths."""
+    """Return the training loss of pairs of equal lengths."""
     tokens, mask = make_sources(sentences, LENGTH, vocabulary, shortest=1.0)
     labels = tokens.flip(1)
     inputs = {"input_ids": tokens, "attention_mask": mask}
@@ -68,13 +68,13 @@ def smoothed_loss(name: str, model: Any, sentences: int, vocabulary: int) -> tor
 
 
 def training(name: str, options: dict[str, Any]) -> Callable[..., None]:
-    """Return a training step on so many sentences."""
+    """Return a training step on some sentences."""
     model = make_model(name, options)
     return training_step(model, lambda sentences, _: smoothed_loss(name, model, sentences, options["vocabulary"]))
 
 
 def decoding(name: str, options: dict[str, Any]) -> Callable[..., list[list[int]]]:
-    """Return a beam search that translates so many sentences into so many tokens each."""
+    """Return a beam search over some sentences with a fixed number of new tokens each."""
     model = make_model("heed" if name == "native" else name, options).eval()
     decoder = NativeDecoder(model) if name == "native" else None
 
@@ -88,7 +88,7 @@ def decoding(name: str, options: dict[str, Any]) -> Callable[..., list[list[int]
 
 
 def peak(case: str, name: str, options: dict[str, Any]) -> tuple[int, Any]:
-    """Return the peak of a call above what was resident before it, in bytes, and what it returned."""
+    """Return a call's peak above the previously resident bytes, and its result."""
     begin(options["threads"])
     sentences = options["target_tokens"] // LENGTH if case == "training" else options["batch"]
     call = (training if case == "training" else decoding)(name, options)
@@ -99,7 +99,7 @@ def peak(case: str, name: str, options: dict[str, Any]) -> tuple[int, Any]:
 
 
 def measure(case: str, options: dict[str, Any]) -> Row:
-    """Return one case's figures, in MiB, and their ratios to Marian's.
+    """Return a case's figures in MiB, and ratios to Marian's.
 
     Raises:
         RuntimeError: If losses or tokens differ.
@@ -113,7 +113,7 @@ def measure(case: str, options: dict[str, Any]) -> Row:
         names.append("native")
     peaks, results = {}, {}
     for name in names:
-        # A process for each, in which nothing has been freed and kept yet.
+        # A fresh process each, without kept memory.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             peaks[name], results[name] = pool.submit(peak, case, name, options).result()
         if results[name] != results["marian"]:
@@ -125,16 +125,16 @@ def measure(case: str, options: dict[str, Any]) -> Row:
 
 def main(
     sizes: Sizes = "base",
-    cases: Annotated[str, typer.Option(help="Of training and beam, with commas.")] = "training,beam",
+    cases: Annotated[str, typer.Option(help="Comma-separated cases: training, beam.")] = "training,beam",
     vocabulary: Vocabulary = 37_000,
-    target_tokens: Annotated[int, typer.Option(help="Of a training step, in targets of 32.")] = 4096,
-    batch: Annotated[int, typer.Option(help="Sentences of beam search.")] = 64,
+    target_tokens: Annotated[int, typer.Option(help="Target tokens in training, in targets of 32.")] = 4096,
+    batch: Annotated[int, typer.Option(help="Sentences per beam search.")] = 64,
     source_length: Annotated[int, typer.Option(help="Tokens of the longest source of beam search.")] = 50,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 50,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per size and case."""
+    """Print a line for each size and case."""
     if not sys.platform.startswith("linux"):
         raise typer.BadParameter("the peak is read from /proc, which only Linux has")
     begin(threads)

@@ -1,13 +1,12 @@
-"""Train Heed by a recipe, then Marian with Seq2SeqTrainer on the same pairs for as many minutes, and score both.
+"""Train Heed from a recipe, then Marian with Seq2SeqTrainer on the same pairs for the same time, and score both.
 
     python scripts/benchmarks/minutes.py ko-en data.folder=path/to/ko_en optimization.max_updates=1200
 
-The recipe, whose keys follow as for `heedful train`, says how large both models are, how they are optimized and how
-they decode. Marian has Heed's tokenizer, pairs, dropout, label smoothing, Adam, schedule and precision, its own start,
-as many pairs an update on average, and what helps it in transformers: `group_by_length`, the plain kernel, and freed
-memory kept. It makes as many steps as fit into the minutes of Heed's updates, by the time of its first ones.
-`--learning-rate` is Marian's peak where it is not the recipe's; with `resume=true` a run of Heed's that has ended is
-not trained again. The schedule must be one of transformers' too. A row is one model on one test set.
+The recipe sets both models' sizes, optimization and decoding; its keys follow as for `heedful train`. Marian has
+Heed's tokenizer, pairs, dropout, label smoothing, Adam, schedule, precision and average pairs per update, its own
+initial weights, and transformers' faster options: `group_by_length`, the plain kernel, and kept freed memory. The time
+of its first steps decides how many fit into Heed's minutes. `--learning-rate` is Marian's peak, if different;
+`resume=true` keeps a finished run of Heed. The schedule must exist in transformers. Each row is a model on a test set.
 """
 
 import math
@@ -39,25 +38,25 @@ from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import read_recipe
 from heedful.training.run import train
 
-# `group_by_length` sorts so many batches together, the longest first. The second of such groups tells how many steps
-# there will be: in the first one memory and kernels are new.
+# `group_by_length` sorts this many batches, longest first. The second group decides the number of steps: the first one
+# warms up.
 SORTED = 50
 
 
 class Clock(TrainerCallback):
-    """Notes when steps end, and stops a training when its time is over."""
+    """Records the ends of steps, and stops a training after its time."""
 
     def __init__(self, seconds: float):
         self.seconds, self.ends = seconds, [time.perf_counter()]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self.ends.append(time.perf_counter())
         control.should_training_stop |= self.ends[-1] - self.ends[0] > self.seconds
 
 
 def marian_trained(recipe: Recipe, corpus: Corpus, config: Any, seconds: float, steps: int, rate: float) -> Any:
-    """Train a Marian model of a Heed config's size, and return it with the times at which its steps ended."""
+    """Train a Marian model with a Heed config's sizes; return it and the end times of its steps."""
     rows = [row for update in corpus.training.updates(0) for bucket in update for row in bucket]
     sizes = {name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size", "bos_token_id")}
     settings = recipe.optimization
@@ -95,7 +94,7 @@ def marian_trained(recipe: Recipe, corpus: Corpus, config: Any, seconds: float, 
 
 
 def translation_scores(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, dict[str, Any]]:
-    """Return the scores of a model on each of the recipe's test sets."""
+    """Return a model's scores on each of the recipe's test sets."""
     translator, data = Translator(model, corpus.tokenizers), recipe.data
     accelerator, budget = make_accelerator(recipe.optimization), recipe.optimization.micro_batch_tokens
     scoring = {"metrics": ("bleu", "chrf"), "tokenize": recipe.decoding.bleu_tokenizer}
@@ -131,12 +130,12 @@ def measured(recipe: Recipe, rate: float | None) -> Iterator[Row]:
 
 def main(
     recipe: Annotated[str, typer.Argument(help="A recipe with one vocabulary for both sides.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="Keys of the recipe, as key=value.")] = None,
+    changes: Annotated[list[str] | None, typer.Argument(help="Changed recipe keys, as key=value.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Marian's peak.")] = None,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per model and test set."""
+    """Print a line for each model and test set."""
     begin(threads)
     report(measured(read_recipe(recipe, changes), learning_rate), json)
 

@@ -1,9 +1,9 @@
-"""Time an update with each optimizer beside one with fused Adam, on the CPU.
+"""Time an update with each optimizer and with fused Adam, on the CPU.
 
     python scripts/benchmarks/optimizers.py --sizes small,base
 
-An update is the forward and backward passes of its micro-batches, and a step of the optimizer. Passes and steps take
-turns, and medians are compared. A ratio is the time of an update to that with Adam, by the update's padded tokens.
+An update is the forward and backward passes of its micro-batches, and an optimizer step. Passes and steps take turns,
+and medians are compared. Ratios to Adam depend on the update's padded tokens.
 """
 
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def compare(size: str, updates: list[int], options: dict[str, Any]) -> Row:
-    """Time the passes of a micro-batch and each optimizer's step, and return the ratios of whole updates."""
+    """Time a micro-batch's passes and each optimizer's step, and return the ratios of whole updates."""
     marian = make_marian(size, options["vocabulary"])
     inputs = make_pairs(options["batch"], options["length"], options["vocabulary"], shortest=0.85)
     padded = inputs["attention_mask"].numel() + inputs["labels"].numel()
@@ -51,15 +51,15 @@ def compare(size: str, updates: list[int], options: dict[str, Any]) -> Row:
 
 def main(
     sizes: Sizes = "small,base",
-    updates: Annotated[str, typer.Option(help="Padded tokens of an update, with commas.")] = "4096,25000",
-    batch: Annotated[int, typer.Option(help="Pairs of a micro-batch.")] = 48,
+    updates: Annotated[str, typer.Option(help="Comma-separated padded tokens per update.")] = "4096,25000",
+    batch: Annotated[int, typer.Option(help="Pairs per micro-batch.")] = 48,
     length: Annotated[int, typer.Option(help="Tokens of the longest source and target.")] = 28,
     vocabulary: Vocabulary = 10_000,
     rounds: Rounds = 5,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per size."""
+    """Print a line for each size."""
     begin(threads)
     options = {"batch": batch, "length": length, "vocabulary": vocabulary, "rounds": rounds}
     report((compare(size, [*map(int, updates.split(","))], options) for size in sizes.split(",")), json)

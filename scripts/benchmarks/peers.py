@@ -1,4 +1,4 @@
-"""What the benchmarks compare: models of equal sizes with the same weights, and what they are asked to do."""
+"""The models that benchmarks compare, with equal sizes and weights, and their tasks."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +24,7 @@ SIZES = {
 
 
 def make_marian(size: str, vocabulary: int, dropout: float = 0.1) -> MarianMTModel:
-    """Return a Marian model with random weights, scaled so that its tokens differ from step to step."""
+    """Return a Marian model with random weights, scaled so that tokens differ between steps."""
     torch.manual_seed(0)
     layers, width, inner, heads = SIZES[size].values()
     sides = {
@@ -64,10 +64,10 @@ def loss_of(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def marian_like(heed: Any) -> MarianMTModel:
-    """Return a Marian model with the weights of a trained Heed model.
+    """Return a Marian model with a trained Heed model's weights.
 
     Raises:
-        ValueError: If Marian has no such model: it must be the paper's except in its sizes, with one vocabulary.
+        ValueError: If Marian lacks an option: only sizes may differ from the paper's, with one vocabulary.
     """
     config = heed.config
     sizes = {name: getattr(config, name) for name in (*COPIED_FIELDS, "vocab_size")}
@@ -88,26 +88,27 @@ def marian_like(heed: Any) -> MarianMTModel:
     return model.eval()
 
 
-TRANSLATORS: dict[str, Any] = {}  # CTranslate2's, of this process, by precision
+TRANSLATORS: dict[str, Any] = {}  # of CTranslate2, in this process, by precision
 
 
 def load_translator(folder: str, precision: str, threads: int) -> None:
-    """Load a model of CTranslate2's."""
+    """Load a CTranslate2 model."""
     import ctranslate2
 
     TRANSLATORS[precision] = ctranslate2.Translator(folder, "cpu", compute_type=precision, intra_threads=threads)
 
 
 def translate_with(precision: str, sources: list[list[str]], settings: dict[str, int]) -> list[list[str]]:
-    """Translate a batch with the model that was loaded last in this precision."""
+    """Translate a batch with the last model loaded in this precision."""
     return [result.hypotheses[0] for result in TRANSLATORS[precision].translate_batch(sources, **settings)]
 
 
 class CTranslate2:
-    """CTranslate2 with a Heed model's weights, called directly; tokens are written as their ids.
+    """CTranslate2 with a Heed model's weights, called directly, with ids as tokens.
 
-    With several threads it has a process of its own. In one process its threads and torch's are counted together, and
-    where they are more than the cores, all of them fall asleep whenever they wait.
+    With several threads it has its own process. In a shared process its threads and torch's count together, and if
+    they
+    exceed the cores, all of them sleep when they wait.
 
     Args:
         heed: The model.
@@ -138,14 +139,14 @@ class CTranslate2:
         )
 
     def translate(self, sources: list[list[int]], beams: int, longest: int, shortest: int = 1) -> list[list[int]]:
-        """Translate a batch, with at least `shortest` and at most `longest` tokens, the end token not counted."""
+        """Translate a batch into `shortest` to `longest` tokens, without the end token."""
         settings = {"beam_size": beams, "max_decoding_length": longest, "min_decoding_length": shortest}
         results = self._call(translate_with, self._precision, [list(map(str, row)) for row in sources], settings)
         return [list(map(int, result)) for result in results]
 
 
 def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(batch, length)` random source tokens and their mask; lengths vary from `shortest` of the longest on."""
+    """Return random source tokens `(batch, length)` and their mask; `shortest` is a share of the longest length."""
     generator = torch.Generator().manual_seed(batch)
     lengths = torch.randint(max(1, int(length * shortest)), length + 1, (batch,), generator=generator)
     lengths[0] = length
@@ -155,25 +156,25 @@ def make_sources(batch: int, length: int, vocabulary: int, shortest: float = 0.5
 
 
 def make_pairs(batch: int, length: int, vocabulary: int, shortest: float) -> dict[str, torch.Tensor]:
-    """Return random sources and labels of up to `length` tokens, as a model's forward pass takes them."""
+    """Return random sources and labels of up to `length` tokens for a forward pass."""
     tokens, mask = make_sources(batch, length, vocabulary, shortest)
     labels, label_mask = make_sources(batch, length, vocabulary, shortest)
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels.masked_fill(label_mask == 0, -100)}
 
 
 def endless_search(beams: int, new_tokens: int) -> dict[str, Any]:
-    """Return arguments of `generate()` that give every sentence as many tokens."""
+    """Return arguments of `generate()` for the same number of tokens in each sentence."""
     settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": new_tokens, "max_length": None}
     return settings | {"eos_token_id": None, "forced_eos_token_id": None, "bad_words_ids": None}
 
 
 def native(model: Any, decoder: NativeDecoder, inputs: dict[str, Any], settings: dict[str, Any]) -> torch.Tensor:
-    """Generate with Heed's own decoder."""
+    """Generate with Heed's native decoder."""
     return model.generate(**decoder.encoded(**inputs), custom_generate=decoder, **settings)
 
 
 def training_step(model: Any, loss: Callable[..., torch.Tensor]) -> Callable[..., None]:
-    """Return a training step with AdamW on a model's loss; its arguments are those of `loss`."""
+    """Return a training step with AdamW; its arguments are those of `loss`."""
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5, fused=True)
 
     def step(*arguments: Any) -> None:

@@ -1,12 +1,12 @@
-"""Where the time of a training step and of a decoding step goes, for Marian and for Heed with equal weights.
+"""Profile a training step and a decoding step of Marian and Heed with equal weights.
 
     python scripts/benchmarks/profiles.py                          # small and base; prints markdown tables
     python scripts/benchmarks/profiles.py --sizes base --cases training --json out.json
 
-`torch.profiler` times every operator on the CPU; each counts for the nearest name of `SHARES` among its callers,
-itself first. "Python" is what is left of the clock's time: the interpreter, calling operators, and the profiler. A
-column adds up to 100; milliseconds follow, of a step that is not profiled. Decoding is greedy `generate()` after
-the source has been encoded, and `native` is Heed's own decoder, of which a step is one call of `kernels.cpp`.
+`torch.profiler` times each operator on the CPU; it counts for the nearest name of `SHARES` among itself and its
+callers. "Python" is the rest of the clock's time: interpreter, operator calls and profiler. A column sums to 100;
+milliseconds are of an unprofiled step. Decoding is greedy `generate()` on an encoded source; `native` is Heed's
+decoder, with one call of `kernels.cpp` a step.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ from heedful.decoding.native.decoder import NativeDecoder
 from heedful.host import keep_freed_memory
 
 WHOLE = "what is profiled"
-# Parts of the names of operators, and of what calls them. The first row that fits counts.
+# Parts of names of operators and their callers. The first matching row counts.
 SHARES = {
     "dropout": ("dropout", "bernoulli"),
     "attention": ("scaled_dot_product", "aten::bmm", "aten::baddbmm"),
@@ -40,7 +40,7 @@ OTHER, PYTHON = "other operators", "Python"
 
 
 class RecordedLibrary:
-    """The functions of `kernels.cpp`, as the profiler sees them."""
+    """The functions of `kernels.cpp` in the profiler."""
 
     def __init__(self, library: Any):
         self.library = library
@@ -56,7 +56,7 @@ class RecordedLibrary:
 
 
 def share_of(event: Any) -> str:
-    """Return the row that an operator's own time counts for."""
+    """Return the row for an operator's own time."""
     while event is not None and event.name != WHOLE:
         name = event.name.lower()
         for share, parts in SHARES.items():
@@ -67,7 +67,7 @@ def share_of(event: Any) -> str:
 
 
 def profiled(call: Callable[[], Any]) -> dict[str, float]:
-    """Return the percentage of each row in a call."""
+    """Return each row's percentage in one call."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function(WHOLE):
         call()
     times = dict.fromkeys([*SHARES, OTHER, PYTHON], 0.0)
@@ -79,7 +79,7 @@ def profiled(call: Callable[[], Any]) -> dict[str, float]:
 
 
 def training_steps(size: str, options: dict[str, Any]) -> dict[str, Callable[[], Any]]:
-    """Return a training step of each model."""
+    """Return a training step for each model."""
     marian = make_marian(size, options["vocabulary"])
     models = {"marian": marian, "heed": make_heed(marian)}
     inputs = make_pairs(48, 28, options["vocabulary"], shortest=0.85)
@@ -106,7 +106,7 @@ def decoding_calls(size: str, batch: int, options: dict[str, Any]) -> dict[str, 
         sources = {name: model.get_encoder()(tokens, mask) for name, model in (("marian", marian), ("heed", heed))}
 
     def generate(name: str, model: Any) -> Any:
-        # Of its own for each call: what is kept in it would be read by the next.
+        # A new one for each call, because it keeps state.
         encoded = BaseModelOutput(last_hidden_state=sources[name].last_hidden_state)
         return model.generate(encoder_outputs=encoded, attention_mask=mask, **settings)
 
@@ -118,7 +118,7 @@ def decoding_calls(size: str, batch: int, options: dict[str, Any]) -> dict[str, 
 
 
 def table(title: str, calls: dict[str, Callable[[], Any]], steps: int, rounds: int) -> Iterator[Row]:
-    """Print the table of one case, and yield its columns."""
+    """Print a case's table, and yield its columns."""
     seconds = median_seconds(calls, rounds)
     columns: list[Row] = [{"case": title, "model": name, **profiled(call)} for name, call in calls.items()]
     for column in columns:
@@ -142,15 +142,15 @@ def measured(sizes: list[str], cases: list[str], options: dict[str, Any]) -> Ite
 
 def main(
     sizes: Sizes = "small,base",
-    cases: Annotated[str, typer.Option(help="training, and batch sizes of decoding, with commas.")] = "training,1,64",
-    precision: Annotated[str, typer.Option(help="Of training: float32 or bfloat16.")] = "float32",
+    cases: Annotated[str, typer.Option(help="training, and batch sizes for decoding.")] = "training,1,64",
+    precision: Annotated[str, typer.Option(help="Precision of training: float32 or bfloat16.")] = "float32",
     vocabulary: Vocabulary = 10_000,
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each sentence.")] = 24,
     rounds: Rounds = 3,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one table per size and case."""
+    """Print a table for each size and case."""
     begin(threads)
     keep_freed_memory()
     options = {"vocabulary": vocabulary, "new_tokens": new_tokens, "rounds": rounds, "precision": precision}

@@ -1,13 +1,12 @@
-"""How the cost of a forward pass and of a training step grows with the length of the source, and with the batch.
+"""How the costs of forward passes and training steps grow with source length and batch.
 
     python scripts/benchmarks/scale.py                             # 64 to 4,096 tokens; batches of 1 to 64
     python scripts/benchmarks/scale.py --axes length --lengths 256,512,1024,2048
 
-`full` is Heed with attention to all positions, `neighbourhood` has the same weights and `encoder_neighbourhood` 32.
-Targets have 16 tokens. Seconds are those of the CPU, medians of calls that take turns. Memory is what all tensors that
-are made in a call hold at once, counted as they are made and freed, so that it does not depend on the machine. Behind
-the sizes a line for each kind and step gives the powers of length or batch by which seconds and memory grow: the
-slopes of straight lines through the logarithms of the upper half.
+`full` is Heed with attention to all positions, `neighbourhood` the same weights with `encoder_neighbourhood` 32.
+Targets have 16 tokens. Seconds are the CPU's, medians of calls that take turns. Memory is the peak of all tensors in a
+call, the same on each machine. A line for each kind and step then gives the powers of length or batch by which seconds
+and memory grow: the slope through the logarithms of the upper half.
 """
 
 import math
@@ -29,7 +28,7 @@ MEBIBYTE = 2**20
 
 
 def make_models(size: str, vocabulary: int) -> dict[str, Any]:
-    """Return a model of each kind, with the same weights."""
+    """Return a model of each kind with the same weights."""
     marian = make_marian(size, vocabulary)
     models = {kind: make_heed(marian) for kind in ("full", "neighbourhood")}
     models["neighbourhood"].config.encoder_neighbourhood = RADIUS
@@ -48,7 +47,7 @@ def run(model: Any, step: str, sentences: int, length: int, vocabulary: int) -> 
 
 
 def measure(models: dict[str, Any], step: str, sentences: int, length: int, options: dict[str, int]):
-    """Return milliseconds and MiB of each model."""
+    """Return each model's milliseconds and MiB."""
     runs = {
         kind: partial(run, model, step, sentences, length, options["vocabulary"]) for kind, model in models.items()
     }
@@ -62,13 +61,13 @@ def measure(models: dict[str, Any], step: str, sentences: int, length: int, opti
 
 
 def exponent(sizes: list[int], costs: list[float]) -> float:
-    """Return the power of the size by which costs grow, by least squares on the logarithms of the upper half."""
+    """Return the power of the size by which costs grow, by least squares on the upper half's logarithms."""
     points = [(math.log(size), math.log(cost)) for size, cost in zip(sizes, costs, strict=True)][len(sizes) // 2 :]
     return statistics.linear_regression(*zip(*points, strict=True)).slope
 
 
 def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> Iterator[Row]:
-    """Measure one axis; yield a row for every size, kind and step, and a row of exponents for every kind and step."""
+    """Measure an axis: yield a row for each size, kind and step, and exponents for each kind and step."""
     models = make_models(size, options["vocabulary"])
     if axis == "batch":
         models = {"full": models["full"]}
@@ -88,16 +87,16 @@ def scale(size: str, axis: str, numbers: list[int], options: dict[str, int]) -> 
 
 def main(
     sizes: Sizes = "base",
-    axes: Annotated[str, typer.Option(help="Of length and batch, with commas.")] = "length,batch",
-    lengths: Annotated[str, typer.Option(help="Tokens of the source, with commas.")] = "64,128,256,512,1024,2048,4096",
+    axes: Annotated[str, typer.Option(help="Comma-separated axes: length, batch.")] = "length,batch",
+    lengths: Annotated[str, typer.Option(help="Comma-separated source lengths.")] = "64,128,256,512,1024,2048,4096",
     batches: Annotated[str, typer.Option(help="Sentences, with commas.")] = "1,2,4,8,16,32,64",
-    length: Annotated[int, typer.Option(help="Tokens of the longest source of a batch.")] = 32,
+    length: Annotated[int, typer.Option(help="Longest source in tokens, for the batch axis.")] = 32,
     vocabulary: Vocabulary = 1_000,
     rounds: Rounds = 3,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per figure."""
+    """Print a line for each figure."""
     begin(threads)
     texts = {"length": lengths, "batch": batches}
     numbers = {axis: [int(number) for number in text.split(",")] for axis, text in texts.items()}

@@ -1,12 +1,12 @@
-"""How long it takes until something can be done: imports, `heedful --help`, and loading a model, beside transformers.
+"""Start-up time of imports, `heedful --help` and model loading, compared with transformers.
 
     python scripts/benchmarks/startup.py
     python scripts/benchmarks/startup.py --cases load --sizes base --rounds 15
 
-`import` and `process` are fresh processes, timed inside from their first line on (`process` imports the class and
-loads the model); `help` is a whole `heedful --help`, and `translate` a whole `heedful translate` of one sentence by a
-model of the quickstart's size; `load` is `from_pretrained` again and again in one process. What is compared takes
-turns, and medians are compared. Ratios of CPU seconds are printed too, since other processes disturb them less.
+`import` and `process` are fresh processes, timed from their first line (`process` imports the class and loads the
+model); `help` is `heedful --help`, and `translate` a `heedful translate` of one sentence with a model of the
+quickstart's size; `load` is repeated `from_pretrained` in one process. Calls take turns, and medians are compared.
+Ratios of CPU seconds are less disturbed by other processes.
 """
 
 import resource
@@ -33,11 +33,11 @@ from heedful_lab.korean_english.pairs import korean_english_pairs
 CLASSES = {"marian": MarianMTModel, "heed": HeedForConditionalGeneration}
 MODULES = {"marian": "transformers", "heed": "heedful"}
 
-Seconds = tuple[float, float]  # of the clock, and of the CPU
+Seconds = tuple[float, float]  # clock, CPU
 
 
 def process_seconds(statement: str) -> Seconds:
-    """Run a statement in a fresh process and return its seconds, without those that Python takes to start."""
+    """Run a statement in a fresh process and return its seconds, without Python's start."""
     timed = f"import time\nstart = time.perf_counter(), time.process_time()\n{statement}\n"
     timed += "print(time.perf_counter() - start[0], time.process_time() - start[1])"
     process = subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True)
@@ -46,7 +46,7 @@ def process_seconds(statement: str) -> Seconds:
 
 
 def command_seconds(*arguments: str) -> Seconds:
-    """Run a `heedful` command and return the seconds of the whole process."""
+    """Run a `heedful` command and return its process's seconds."""
     used, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run([Path(sys.executable).with_name("heedful"), *arguments], capture_output=True, check=True)
     wall, now = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -88,7 +88,7 @@ def translating_model(folder: Path) -> Path:
 
 
 def calls_of(case: str, paths: dict[str, Path]) -> dict[str, Callable[[], Seconds]]:
-    """Return what is compared in one case."""
+    """Return the compared calls of one case."""
     if case == "help":
         return {"heed": partial(command_seconds, "--help")}
     if case == "translate":
@@ -107,7 +107,7 @@ def calls_of(case: str, paths: dict[str, Path]) -> dict[str, Callable[[], Second
 
 
 def measured(sizes: list[str], cases: list[str], vocabulary: int, rounds: int) -> Iterator[Row]:
-    """Yield one row per case, and per size where models are loaded."""
+    """Yield a row for each case, and for each size if models are loaded."""
     with tempfile.TemporaryDirectory() as folder:
         for number, size in enumerate(sizes):
             paths = saved_models(size, vocabulary, Path(folder))
@@ -121,14 +121,14 @@ def measured(sizes: list[str], cases: list[str], vocabulary: int, rounds: int) -
 def main(
     sizes: Sizes = "base",
     cases: Annotated[
-        str, typer.Option(help="Of import, help, translate, process and load, with commas.")
+        str, typer.Option(help="Comma-separated cases: import, help, translate, process, load.")
     ] = "import,help,translate,process,load",
     vocabulary: Vocabulary = 37_000,
     rounds: Rounds = 7,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per case, and per size where models are loaded."""
+    """Print a line for each case, and for each size if models are loaded."""
     begin(threads)
     report(measured(sizes.split(","), cases.split(","), vocabulary, rounds), json)
 

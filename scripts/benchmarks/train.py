@@ -1,10 +1,10 @@
-"""Time a training step of Marian and of Heed, with the same weights, batch and optimizer, on the CPU.
+"""Time a training step of Marian and Heed on the CPU, with the same weights, batch and optimizer.
 
     python scripts/benchmarks/train.py                             # small and base, float32 and bfloat16
     python scripts/benchmarks/train.py --sizes base --precisions float32 --batch 64
 
-Each line has Heed's ratio to Marian: how many steps Heed takes while Marian takes one. The steps take turns, and
-medians are compared. The first losses, without dropout, must be equal.
+Each line has Heed's speed relative to Marian. Steps take turns, and medians are compared. The first losses, without
+dropout, must be equal.
 """
 
 from functools import partial
@@ -21,10 +21,10 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 
 
 def compare(size: str, precision: str, options: dict[str, Any]) -> Row:
-    """Time one case and return its figures.
+    """Time a case and return its figures.
 
     Raises:
-        RuntimeError: If the losses differ.
+        RuntimeError: If losses differ.
     """
     shape = {name: options[name] for name in ("batch", "length")}
     marian = make_marian(size, options["vocabulary"])
@@ -53,20 +53,20 @@ def compare(size: str, precision: str, options: dict[str, Any]) -> Row:
 
 def main(
     sizes: Sizes = "small,base",
-    precisions: Annotated[str, typer.Option(help="Of float32 and bfloat16, with commas.")] = "float32,bfloat16",
+    precisions: Annotated[str, typer.Option(help="Comma-separated: float32, bfloat16.")] = "float32,bfloat16",
     batch: Annotated[int, typer.Option(help="Pairs.")] = 48,
     length: Annotated[int, typer.Option(help="Tokens of the longest source and target.")] = 28,
-    shortest: Annotated[float, typer.Option(help="Length of the shortest, as a share of the longest.")] = 0.85,
-    keep_memory: Annotated[bool, typer.Option(help="Let the C library keep freed memory, for both.")] = True,
+    shortest: Annotated[float, typer.Option(help="Shortest length, as a share of the longest.")] = 0.85,
+    keep_memory: Annotated[bool, typer.Option(help="Let the C library keep freed memory for both models.")] = True,
     vocabulary: Vocabulary = 10_000,
     rounds: Rounds = 7,
     threads: Threads = 1,
     json: Json = None,
 ):
-    """Print one line per size and precision."""
+    """Print a line for each size and precision."""
     begin(threads)
     if keep_memory:
-        keep_freed_memory()  # as Heed's training loop does
+        keep_freed_memory()  # as in Heed's loop
     options = {"batch": batch, "length": length, "shortest": shortest, "vocabulary": vocabulary, "rounds": rounds}
     report((compare(size, name, options) for size in sizes.split(",") for name in precisions.split(",")), json)
 

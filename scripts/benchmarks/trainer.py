@@ -1,9 +1,9 @@
-"""Train a Marian model by transformers' `Seq2SeqTrainer` for as many minutes as a run of ours took, and score both.
+"""Train Marian with transformers' `Seq2SeqTrainer` for a Heed run's minutes, and score both.
 
     python scripts/benchmarks/trainer.py runs/ko-en
 
-It has the run's pairs, tokenizer, sizes, dropout, label smoothing, peak and warm-up of a linear learning rate, and as
-many padded tokens an update; batches are grouped by length. How many steps the minutes allow is measured before.
+It has the run's pairs, tokenizer, sizes, dropout, label smoothing, peak and warm-up of a linear learning rate, and
+padded tokens per update; batches are grouped by length. A measurement decides the number of steps.
 """
 
 import json
@@ -33,7 +33,7 @@ MEASURED_STEPS = 60
 
 
 def new_marian(run: Path) -> Any:
-    """Return a Marian of the size of the run's model, with random weights as its class draws them."""
+    """Return a Marian of the run's size with its class's random weights."""
     model = marian_like(load_model(run / "model"))
     fresh = type(model)(model.config)
     fresh.config.bos_token_id = model.config.decoder_start_token_id
@@ -42,13 +42,11 @@ def new_marian(run: Path) -> Any:
 
 
 def train(run: Path, recipe: Recipe, corpus: Corpus, steps: int) -> tuple[Any, float]:
-    """Return a Marian trained for so many steps, and the seconds that it took."""
+    """Return a Marian trained for `steps` steps, and its seconds."""
     set_seed(recipe.seed)
     model, rows = new_marian(run), corpus.training.rows
     columns = [rows[number] for number in range(len(rows))]
-    tokens = (
-        rows.source_lengths.mean() + rows.target_lengths.mean()
-    ) * 1.02  # grouped by length there is some padding
+    tokens = (rows.source_lengths.mean() + rows.target_lengths.mean()) * 1.02  # grouping by length leaves some padding
     settings = recipe.optimization
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(run.with_name("marian")),
@@ -75,7 +73,7 @@ def train(run: Path, recipe: Recipe, corpus: Corpus, steps: int) -> tuple[Any, f
 
 
 def score(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, dict[str, float]]:
-    """Return BLEU and chrF of each test set, decoded as the recipe says."""
+    """Return BLEU and chrF on each test set, decoded as in the recipe."""
     translator, found = Translator(model, corpus.tokenizers, engine="generate"), {}
     for name, location in recipe.data.located.test.items():
         pairs = list(read_pairs(location, recipe.data.source, recipe.data.target, split=name))
@@ -86,10 +84,10 @@ def score(model: Any, recipe: Recipe, corpus: Corpus) -> dict[str, dict[str, flo
     return found
 
 
-def main(run: Path, threads: Annotated[int, typer.Option(help="As many as the run had.")] = 1):
-    """Print the scores of both, and what they had."""
+def main(run: Path, threads: Annotated[int, typer.Option(help="Minutes. Default: those of the run.")] = 1):
+    """Print both models' scores and conditions."""
     torch.set_num_threads(threads)
-    keep_freed_memory()  # as Heed's training loop does
+    keep_freed_memory()  # as in Heed's loop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     recipe = read_recipe(run / "recipe.yaml")
     corpus = prepare_corpus(recipe, run / "tokenizer")

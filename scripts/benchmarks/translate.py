@@ -1,11 +1,10 @@
-"""Time the translation of real sentences, of natural length, by a trained model and by Marian with its weights.
+"""Time the translation of real sentences with a trained model, and with Marian and its weights.
 
     python scripts/benchmarks/translate.py MODEL --data path/to/test.jsonl.gz --source de --target en
 
-Marian's `generate()` translates batches of sentences as they come, and so do the rows of Heed called unsorted
-and `generate`. The others sort by length first. Only ids are timed, no texts; batches have equal sizes. Tokens of
-float32 must equal Marian's but for ties that rounding decides, which are counted; CTranslate2 ends beams by another
-rule. Each is scored with BLEU.
+Marian's `generate()` translates sentences in the given order, as do the rows "unsorted" and `generate`. The others
+sort by length first. Only ids are timed; batches have equal sizes. Float32 tokens must equal Marian's, except for
+counted ties by rounding; CTranslate2 ends beams by a different rule. Each row has its BLEU.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,14 +29,14 @@ Rows = list[list[int]]
 
 
 def translated(generate: Callable[..., torch.Tensor], is_sorted: bool, sources: Rows, size: int, config: Any) -> Rows:
-    """Return what `generate` makes of each sentence, up to its end, in batches of equal size.
+    """Return each sentence's output of `generate`, up to its end, in batches of equal size.
 
     Args:
-        generate: Gets the `input_ids` and `attention_mask` of a batch.
-        is_sorted: Whether sentences of similar length come together.
+        generate: Function of each batch's `input_ids` and `attention_mask`.
+        is_sorted: Sort the sentences by length.
         sources: Token ids of each sentence.
-        size: Sentences of a batch.
-        config: The model's.
+        size: Sentences per batch.
+        config: The model's config.
     """
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]) if is_sorted else number)
     found: Rows = [[] for _ in order]
@@ -51,7 +50,7 @@ def translated(generate: Callable[..., torch.Tensor], is_sorted: bool, sources: 
 
 
 def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> dict[str, tuple[Callable, bool]]:
-    """Return what translates a batch, and whether it is given sorted sentences, by name."""
+    """Return by name the function that translates a batch, and whether its sentences are sorted."""
     marian = marian_like(model)
     settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": longest, "max_length": None}
     chosen = {name: getattr(model.generation_config, name) for name in ("length_penalty", "early_stopping")}
@@ -83,7 +82,7 @@ def contestants(model: Any, beams: int, longest: int, precisions: list[str]) -> 
 def compare(
     model: Any, tokenizers: TokenizerPair, pairs: list[dict[str, str]], options: dict[str, Any]
 ) -> Iterator[Row]:
-    """Time one beam width and yield a row of figures for each contestant."""
+    """Time a beam width and yield a row for each decoder."""
     sources = tokenizers.encode_source([pair["source"] for pair in pairs])
     found = {}
 
@@ -108,19 +107,19 @@ def compare(
 
 
 def main(
-    model: Annotated[Path, typer.Argument(help="Folder of a trained model; one that Marian can express.")],
-    data: Annotated[str, typer.Option(help="Sentences and their references, as a recipe's data.")],
-    source: Annotated[str, typer.Option(help="Language or column of the source.")],
-    target: Annotated[str, typer.Option(help="Language or column of the references.")],
+    model: Annotated[Path, typer.Argument(help="Folder with a trained model that has only Marian's options.")],
+    data: Annotated[str, typer.Option(help="Sentences and references, a location as in a recipe.")],
+    source: Annotated[str, typer.Option(help="Source language or column.")],
+    target: Annotated[str, typer.Option(help="Reference language or column.")],
     limit: Annotated[int, typer.Option(help="Most sentences.")] = 1000,
-    beams: Annotated[str, typer.Option(help="Beam widths, with commas.")] = "1,5",
-    batch: Annotated[int, typer.Option(help="Sentences of a batch.")] = 64,
-    longest: Annotated[int, typer.Option(help="Most tokens of a translation.")] = 100,
-    precisions: Annotated[str, typer.Option(help="Of the native decoder, with commas.")] = "float32,int8",
+    beams: Annotated[str, typer.Option(help="Comma-separated beam widths.")] = "1,5",
+    batch: Annotated[int, typer.Option(help="Sentences per batch.")] = 64,
+    longest: Annotated[int, typer.Option(help="Largest number of tokens in a translation.")] = 100,
+    precisions: Annotated[str, typer.Option(help="Comma-separated, for the native decoder.")] = "float32,int8",
     rounds: Annotated[int, typer.Option(help="Timed runs over all sentences.")] = 3,
     json: Json = None,
 ):
-    """Print one line per beam width and contestant; `ratio` is to Marian."""
+    """Print a line for each beam width and decoder; `ratio` is relative to Marian."""
     begin(threads=1)
     trained = HeedForConditionalGeneration.from_pretrained(model).eval()
     tokenizers = TokenizerPair.from_pretrained(model)

@@ -43,7 +43,7 @@ def tests_with(outcome: str, tests: dict[str, dict[str, str]]) -> dict[str, str]
 
 
 def one_line(reason: str) -> str:
-    """Return the first line of a reason that does not end in a colon, shortened and without Markdown."""
+    """Return a reason's first line that does not end in a colon, shortened and without Markdown."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     line = next((line for line in lines if not line.endswith(":")), "no reason given")
     line = line.replace("|", "/").replace("<", "‹").replace(">", "›").replace("`", "'")

@@ -1,4 +1,4 @@
-"""Run chapters of the course, all or some, and write what their cells print and draw into both languages.
+"""Run all or some chapters of the course, and write their output and figures into both languages.
 
 python scripts/upkeep/course.py
 python scripts/upkeep/course.py 02_rnn 06_qkv
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 COURSE = Path(__file__).parents[2] / "docs" / "course"
-# A cell, right behind it what it prints, if anything, and the figure that it draws, if any.
+# A cell, followed by its output and figure, if any.
 CELL = re.compile(
     r"```python\n(?P<code>.*?)```(?P<shown>\n\n```\n.*?```)?(?P<picture>\n\n!\[[^\]]*\]\(\.\./figures/(?P<figure>\S+)\))?",
     re.DOTALL,
@@ -21,7 +21,7 @@ CELL = re.compile(
 
 
 def outputs_of(chapter: str, figures: Path | None = None) -> Iterator[str]:
-    """Run the cells one after the other, and say what each prints; its figure goes into the folder `figures`."""
+    """Run the cells in order, and return their outputs; figures go into the folder `figures`."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -40,7 +40,7 @@ def outputs_of(chapter: str, figures: Path | None = None) -> Iterator[str]:
 
 
 def main(names: list[str]) -> None:
-    """Bring chapters up to date: those of these names, or all."""
+    """Update the chapters with these names, or all."""
     for path in sorted(path for path in COURSE.glob("ko/[0-9]*.md") if not names or path.stem in names):
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             outputs = list(outputs_of(path.read_text(encoding="utf-8"), COURSE / "figures"))

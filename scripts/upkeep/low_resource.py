@@ -1,11 +1,10 @@
-"""Measure what each means is worth when pairs are few, as a table.
+"""Measure each method for few pairs, and write a table.
 
     python scripts/upkeep/low_resource.py path/to/tatoeba_en_de --pairs 5000 --rows plain R-Drop --seeds 1 2
 
-Every row is one or a few `heedful` commands, which are printed. What is done stands in docs/figures/lowresource.json,
-and is not done again, so that the table may grow over several sittings; a run that was stopped goes on. A GPU, which
-one small model leaves half idle, trains several rows at once with `--jobs 4`. `--prices` measures on the CPU what an
-update takes, for the column of costs.
+Each row is one or a few `heedful` commands, which are printed. Results are in docs/figures/lowresource.json and are
+not measured again; an interrupted run continues. `--jobs 4` trains several rows at once on a GPU. `--prices` measures
+the time of an update on the CPU, for the cost column.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from heedful.files import write_text
 FOUND = Path(__file__).parents[2] / "docs" / "figures" / "lowresource.json"
 RECIPE = "tatoeba-en-de"
 WIDTH, UPDATES = 128, 4000
-# Of so many pairs: tokens of the vocabulary, layers on either side, and sentences for back-translation.
+# By number of pairs: vocabulary size, layers each side, and sentences for back-translation.
 SIZES = {5000: (2000, 2, 20_000), 20_000: (4000, 3, 60_000), 164_303: (8000, 3, 0)}
 BACKWARD = ["data.source=de", "data.target=en"]
 SYNTHETIC = "synthetic: {train: $back, source: source, target: target, tag: bt}"
@@ -56,12 +55,12 @@ ROWS = {
     "back-translation and diversification, dropout of 0.2": MADE,
     "all together": [*MADE, "optimization.r_drop=1", "tokenizer.dropout=0.05"],
 }
-# `tokenizer.dropout` has been removed since: its rows stay in the tables, and cannot be trained any more.
+# `tokenizer.dropout` was removed: its rows stay in the tables, but cannot be trained again.
 TRAINABLE = [row for row, changes in ROWS.items() if "tokenizer.dropout" not in " ".join(changes)]
 
 
 class Table:
-    """The runs of one number of pairs, in a folder of their own."""
+    """The runs for one number of pairs, in one folder."""
 
     def __init__(self, corpus: Path, folder: Path, pairs: int):
         self.folder, self.pairs = folder / str(pairs), pairs
@@ -89,14 +88,14 @@ class Table:
         self.settings += [f"optimization.{name}={value}" for name, value in run.items()]
 
     def measure(self, row: str, seed: int) -> dict:
-        """Train one row with all that it needs, and return its scores."""
+        """Train a row with the models that it needs, and return its scores."""
         model = self._model(f"{row.replace(' ', '-')}-{seed}", [f"seed={seed}", *map(self._filled, ROWS[row])])
         scores = json.loads((model / "metrics.json").read_text())
         found = {"pairs": self.pairs, "row": row, "seed": seed, "loss": round(scores["validation"]["loss"], 4)}
         return found | {name: round(scores["test"][name], 2) for name in ("bleu", "chrf")}
 
     def price(self, changes: list[str]) -> float:
-        """Return the seconds that an update takes on the CPU."""
+        """Return CPU seconds per update."""
         command = ["train", RECIPE, *self.settings, *changes, "optimization.device=cpu", "--dry-run"]
         done = subprocess.run([sys.executable, "-m", "heedful", *command], check=True, capture_output=True, text=True)
         return float(re.search(r"([\d.e-]+) s an update", done.stdout)[1])
@@ -107,18 +106,18 @@ class Table:
         return output / "model"
 
     def _filled(self, change: str) -> str:
-        """Put the files that a setting names by $ in their place, and make them first."""
+        """Replace a setting's $ files by paths, and make them first."""
         if not self.sentences:
             change = change.replace(f"{SYNTHETIC}, ", "")
         makers = {"back": self.back, "backward": self.backward, "forward": self.forward}
         return re.sub(r"\$(\w+)", lambda match: str(makers[match[1]]().resolve()), change)
 
     def back(self) -> Path:
-        """Make English for German sentences that have none among the pairs."""
+        """Make English sources for German sentences without pairs."""
         return self._backtranslated("back", self.rows[self.pairs : self.pairs + self.sentences])
 
     def backward(self) -> Path:
-        """Make English for the German of the pairs."""
+        """Make English sources for the pairs' German."""
         return self._backtranslated("backward", self.rows[: self.pairs])
 
     def _backtranslated(self, name: str, rows: list[dict]) -> Path:
@@ -128,31 +127,31 @@ class Table:
         return made
 
     def forward(self) -> Path:
-        """Make German for the English of the pairs."""
+        """Make German targets for the pairs' English."""
         made = self.folder / "forward.jsonl"
         data = ("--data", self.train, "--source", "en", "--target", "de")
         self._run(made, "distill", self._model("other-seed", ["seed=12"]), *data, "-o", made)
         return made
 
     def _run(self, made: Path, *command: object) -> None:
-        """Run a `heedful` command that makes a file or folder, unless it is there."""
+        """Run a `heedful` command for a file or folder, unless it exists."""
         with self._is_being_made[made]:
             if not made.exists():
                 words = [str(word) for word in command]
-                sys.stdout.write(f"$ heedful {shlex.join(words)}\n")  # whole, beside those of other rows
+                sys.stdout.write(f"$ heedful {shlex.join(words)}\n")  # complete, next to those of other rows
                 sys.stdout.flush()
                 subprocess.run([sys.executable, "-m", "heedful", *words], check=True)
 
 
 def hours(row: str, pairs: int, prices: dict[str, float]) -> float:
-    """Return the hours on the CPU that a row's trainings take, those of the models that make its pairs included."""
+    """Return the CPU hours for a row's trainings, with the models that make its pairs."""
     text = " ".join(ROWS[row])
     models = ("$back" in text) + ("$forward" in text)
     return UPDATES * (prices["R-Drop" if "r_drop" in text else "plain"] + models * prices["plain"]) / 3600
 
 
 def table(known: dict, pairs: int) -> str:
-    """Write the rows of one number of pairs in Markdown: means over seeds, and the difference from the plain one."""
+    """Return the Markdown rows for one number of pairs: means over seeds, and the difference from plain."""
     found, prices = known["rows"], known["seconds of an update"].get(str(pairs))
     lines = [f"| {pairs:,} pairs | seeds | BLEU | | chrF | CPU-hours |", "|---|---|---|---|---|---|"]
     plain = None
@@ -169,15 +168,15 @@ def table(known: dict, pairs: int) -> str:
 
 
 def main() -> None:
-    """Measure what is missing, and print the tables."""
+    """Measure missing rows, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="folder with train, validation and test_tatoeba .jsonl.gz")
     parser.add_argument("--pairs", type=int, nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=TRAINABLE)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once")
-    parser.add_argument("--prices", action="store_true", help="measure what an update takes, and nothing else")
-    parser.add_argument("--output", type=Path, default=Path("runs/lowresource"), help="folder of the runs")
+    parser.add_argument("--prices", action="store_true", help="measure only the times of updates")
+    parser.add_argument("--output", type=Path, default=Path("runs/lowresource"), help="folder for the runs")
     arguments = parser.parse_args()
     known = json.loads(FOUND.read_text(encoding="utf-8"))
     writing = Lock()

@@ -1,11 +1,11 @@
-"""Do the tests pass on other processors? `make machines` computes as they do, as far as this processor can.
+"""Run the tests with other processors' instructions, as far as this processor can: `make machines`.
 
-    python scripts/upkeep/machines.py                            # all tests, as on each of them
-    python scripts/upkeep/machines.py --only avx2 tests/model    # some tests, as on one
-    python scripts/upkeep/machines.py --quick                    # the fast part, which `.ci/run` runs
+    python scripts/upkeep/machines.py                            # all tests on each machine
+    python scripts/upkeep/machines.py --only avx2 tests/model    # some tests on one
+    python scripts/upkeep/machines.py --quick                    # the fast part, for `.ci/run`
 
-It ends with a line for each machine, and with exit code 1 if a test fails. torch, oneDNN and MKL take fewer
-instructions by variables of the environment, which the processes that tests start inherit.
+It prints a line for each machine; the exit code is 1 if a test fails. Environment variables limit the instructions of
+torch, oneDNN and MKL, also in processes that tests start.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import sys
 
 from newest import pytest, summary
 
-# Variables of the environment, and options of pytest; `--threads` and `--ice-lake` are of tests/conftest.py.
+# Environment variables, and options of pytest and tests/conftest.py.
 MACHINES: dict[str, tuple[dict[str, str], list[str]]] = {
     "no AVX": (
         {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
@@ -26,18 +26,18 @@ MACHINES: dict[str, tuple[dict[str, str], list[str]]] = {
     "ice lake": ({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"}, ["--ice-lake"]),
     "four threads": ({}, ["--threads", "4"]),
 }
-# Where processors differ the most: products, quantized weights, kernels, exports.
+# Processors differ most in products, quantized weights, kernels and exports.
 QUICK = ("tests/model", "tests/decoding/test_native_kernels.py", "tests/decoding/test_native_decoder.py")
 QUICK += ("tests/export/test_export_transformers.py",)
 QUICK_MACHINES = ("no AVX", "avx2")
 
 
 def main() -> None:
-    """Run the tests as on each machine, then say what passed."""
+    """Run the tests as on each machine, then print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=MACHINES, action="append", help="one machine; may be given several times")
+    parser.add_argument("--only", choices=MACHINES, action="append", help="a machine; can be repeated")
     parser.add_argument("--quick", action="store_true", help="the fast part")
-    parser.add_argument("tests", nargs="*", help="files or folders; default: all")
+    parser.add_argument("tests", nargs="*", help="test files or folders; default: all")
     options = parser.parse_args()
     chosen = options.only or (QUICK_MACHINES if options.quick else MACHINES)
     tests = options.tests or (QUICK if options.quick else ())

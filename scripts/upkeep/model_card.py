@@ -1,9 +1,9 @@
 """Train the quickstart's model, and write its scores into the README and its card to model_card.md, with its facts.
 
     python scripts/upkeep/model_card.py runs/card                                # two minutes; the folder must be new
-    python scripts/upkeep/model_card.py runs/card optimization.max_minutes=60    # where other work slows it down
+    python scripts/upkeep/model_card.py runs/card optimization.max_minutes=60    # if other work slows it down
 
-A test renders the card from the facts again, and compares the README's scores with it.
+A test renders the card again, and compares its scores with the README's.
 """
 
 import json

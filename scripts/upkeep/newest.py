@@ -1,11 +1,11 @@
-"""Does Heedful work with the libraries that are installed here? `make newest` asks it of the newest ones.
+"""Check Heedful with the installed libraries; `make newest` checks the newest ones.
 
     .venv-newest/bin/python scripts/upkeep/newest.py
-    python scripts/upkeep/newest.py --readme    # the README's commands alone
+    python scripts/upkeep/newest.py --readme    # only the README's commands
 
-It runs the README's commands on a small run, the tests, and the folders that each version of transformers saves, with
-the environments of `make test` and `make oldest` where they are there. It ends with one line for each version, and
-with exit code 1 if something does not work.
+It runs the README's commands on a small run, the tests, and the folders that each version of transformers saves (with
+the environments of `make test` and `make oldest`, if they exist). It prints a line for each version; the exit code is
+1 if something fails.
 """
 
 import os
@@ -28,7 +28,7 @@ README_RUN = (
 
 
 def pytest(*arguments: str, **environment: str) -> dict[str, int]:
-    """Run pytest in an environment and return how many tests passed, failed and were skipped."""
+    """Run pytest in an environment, and return the numbers of passed, failed and skipped tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
@@ -41,12 +41,12 @@ def pytest(*arguments: str, **environment: str) -> dict[str, int]:
 
 
 def summary(counts: dict[str, int]) -> str:
-    """Say what came of some tests."""
+    """Return the test results as text."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
 def first_failure() -> str | None:
-    """Run the README's commands on a small run; return the first that fails, or `None`."""
+    """Run the README's commands on a small run, and return the first that fails, or `None`."""
     with tempfile.TemporaryDirectory() as folder:
         for line in README_RUN:
             command = [sys.executable, "-m", "heedful", *shlex.split(line)]
@@ -56,7 +56,7 @@ def first_failure() -> str | None:
 
 
 def main() -> None:
-    """Run everything, then say what works."""
+    """Run everything, then print the results."""
     failure = first_failure()
     if "--readme" in sys.argv[1:]:
         sys.exit(None if failure is None else f"`heedful {failure}` of the README's commands fails")

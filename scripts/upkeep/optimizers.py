@@ -1,11 +1,10 @@
-"""Measure which optimizer needs the fewest updates and minutes, as tables and pictures.
+"""Compare the updates and minutes that optimizers need, in tables and pictures.
 
     python scripts/upkeep/optimizers.py tatoeba=path/to/tatoeba_en_de cmudict=path/to/cmudict quickstart=
 
-Every optimizer is tuned by the same number of short runs, over its learning rate, and then trains with two seeds;
-"Muon, both rates" has three more. Runs are `heedful` commands, which are printed. What is done stands in
-docs/figures/optimizers.json, and is not done again, so that the tables may grow over several sittings; a run that was
-stopped goes on. Start the script with OMP_NUM_THREADS=1, so that a run has one core.
+Each optimizer gets the same number of short runs to tune its learning rate ("Muon, both rates" has three more), and
+then trains with two seeds. Runs are `heedful` commands, which are printed. Results are in docs/figures/optimizers.json
+and are not measured again; an interrupted run continues. Set OMP_NUM_THREADS=1 to give a run one core.
 """
 
 import argparse
@@ -27,18 +26,18 @@ FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 FOUND = FIGURES / "optimizers.json"
 LOSS = "validation/loss"
 POINTS = 20  # validations of a run
-SHARE = 4  # a short run has the fourth part of the updates
+SHARE = 4  # a short run has a quarter of the updates
 
 
 class Task(NamedTuple):
-    """What is learned."""
+    """A task."""
 
     recipe: str
     updates: int
     settings: tuple[str, ...]
-    test: str  # the set that is scored,
-    score: str  # and by what
-    pairs: int | None = None  # so many of the training pairs, drawn at random
+    test: str  # the scored set,
+    score: str  # its metric
+    pairs: int | None = None  # number of random training pairs
 
 
 SMALL = [f"model.options.{side}_{name}" for side in ("encoder", "decoder") for name in ("layers=3", "ffn_dim=512")]
@@ -59,8 +58,8 @@ TASKS = {
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
 }
 RATES = (0.001, 0.002, 0.004, 0.008)
-# By name: what the optimizer is, the key that is tuned, and its values. Muon's rate for all but the matrices is first
-# the one that is best for AdamW, then tuned.
+# By name: optimizer and schedule, the tuned key, and its values. Muon first has AdamW's best rate for other parameters
+# than matrices, then a tuned one.
 OPTIMIZERS = {
     "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
@@ -72,12 +71,12 @@ ADAMW, MUON, BOTH = "AdamW, linear", "Muon, linear", "Muon, both rates"
 
 
 def known() -> list[dict]:
-    """Return the runs that are done, also those of another process that measures another task."""
+    """Return the finished runs, with those of other processes that measure other tasks."""
     return json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.is_file() else []
 
 
 class Study:
-    """The runs of one task, in a folder of their own."""
+    """The runs of one task, in one folder."""
 
     def __init__(self, name: str, corpus: str, folder: Path):
         self.name, self.task, self.folder = name, TASKS[name], folder / name
@@ -92,7 +91,7 @@ class Study:
             self.data.append(f"data.train={train}")
 
     def run(self, optimizer: str, rate: float, seed: int, updates: int, is_short: bool = False) -> dict:
-        """Train once, unless that is done, and return what came of it; of a short run its last loss alone is read."""
+        """Train once, unless done, and return the results; a short run gives only its last loss."""
         (kind, schedule), key, _ = OPTIMIZERS[optimizer]
         place = {"task": self.name, "optimizer": optimizer, "rate": rate, "seed": seed, "updates": updates}
         for each in known():
@@ -125,18 +124,18 @@ class Study:
         return place
 
     def best(self, optimizer: str) -> float:
-        """Return the rate with the lowest loss at the end of a short run."""
+        """Return the rate with the lowest final loss in short runs."""
         updates = self.task.updates // SHARE
         runs = [self.run(optimizer, rate, 1, updates, is_short=True) for rate in OPTIMIZERS[optimizer][2]]
         return min(runs, key=lambda run: run["curve"][-1][2])["rate"]
 
     def runs(self, optimizer: str, seeds: list[int]) -> list[dict]:
-        """Return runs of an optimizer with its best rate."""
+        """Return an optimizer's runs with its best rate."""
         return [self.run(optimizer, self.best(optimizer), seed, self.task.updates) for seed in seeds]
 
 
 def reached(run: dict, loss: float, column: int) -> float | None:
-    """Return after how many updates (column 0) or minutes (1) a run had a loss, between two validations by a line."""
+    """Return the updates (column 0) or minutes (1) until a loss, interpolated between validations."""
     before = None
     for point in run["curve"]:
         if point[2] <= loss:
@@ -149,7 +148,7 @@ def reached(run: dict, loss: float, column: int) -> float | None:
 
 
 def whole_runs(known: list[dict], name: str) -> dict[str, list[dict]]:
-    """Return the runs of a task that are no short ones, by their optimizers, in the order in which they were made."""
+    """Return a task's full runs by optimizer, in order."""
     found: dict[str, list[dict]] = {}
     for run in known:
         if run["task"] == name and "score" in run:
@@ -158,7 +157,7 @@ def whole_runs(known: list[dict], name: str) -> dict[str, list[dict]]:
 
 
 def table(name: str, found: dict[str, list[dict]]) -> str:
-    """Write a task's optimizers in Markdown, with the updates and minutes to the best final loss of Adam or AdamW."""
+    """Return a task's Markdown table, with updates and minutes to the best final loss of Adam or AdamW."""
     adams = [name for name in found if name.startswith("Adam")]
     goal = min(statistics.mean(run["curve"][-1][2] for run in found[name]) for name in adams)
     head = f"| {name}, {TASKS[name].updates:,} updates | rate | loss | updates to {goal:.3f} | minutes to it"
@@ -177,7 +176,7 @@ def table(name: str, found: dict[str, list[dict]]) -> str:
 
 
 def draw(name: str, found: dict[str, list[dict]]) -> None:
-    """Draw the validation loss of each optimizer's first run over updates, and over minutes."""
+    """Draw each optimizer's validation loss (first run) over updates and minutes."""
     panels = []
     for column, unit in enumerate(("updates", "minutes")):
         curves = {each: [(point[column], point[2]) for point in runs[0]["curve"][1:]] for each, runs in found.items()}
@@ -187,12 +186,12 @@ def draw(name: str, found: dict[str, list[dict]]) -> None:
 
 
 def main() -> None:
-    """Measure what is missing, and print the tables."""
+    """Measure missing runs, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="+", help=f"NAME=FOLDER of a corpus; the names are {', '.join(TASKS)}")
+    parser.add_argument("tasks", nargs="+", help=f"NAME=FOLDER of a corpus; names are {', '.join(TASKS)}")
     parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--output", type=Path, default=Path("runs/optimizers"), help="folder of the runs")
+    parser.add_argument("--output", type=Path, default=Path("runs/optimizers"), help="folder for the runs")
     arguments = parser.parse_args()
     for task in arguments.tasks:
         name, _, corpus = task.partition("=")

@@ -1,8 +1,8 @@
-"""Count the English words of the project, and the habits that make a reader read a sentence twice.
+"""Count the project's English words, and habits that make sentences hard to read.
 
-    python scripts/upkeep/prose.py                       # the counts with their ceilings; exit status 1 above one
-    python scripts/upkeep/prose.py --show what           # each place of a habit
-    python scripts/upkeep/prose.py docs/install.md       # the counts of some files
+    python scripts/upkeep/prose.py                       # counts and ceilings; exit status 1 above one
+    python scripts/upkeep/prose.py --show what           # places with a habit
+    python scripts/upkeep/prose.py docs/install.md       # counts of some files
 
 Ceilings only fall: lower them when the counts have fallen. CONTRIBUTING.md has the rules with examples.
 """
@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES, COMMENTS, MESSAGES = "pages", "docstrings and comments", "messages"  # messages: help and errors
+PAGES, COMMENTS, MESSAGES = "pages", "docstrings and comments", "messages"  # help and errors
 MOST_WORDS = {PAGES: 73_500, COMMENTS: 53_000}
-LONG, MOST_LONG = 30, {PAGES: 200, COMMENTS: 30, MESSAGES: 5}  # words of a long sentence, and the most long sentences
-# A habit, and its most places per 1,000 words in pages, in docstrings and comments, and in messages.
+LONG, MOST_LONG = 30, {PAGES: 200, COMMENTS: 30, MESSAGES: 5}  # words, and the most longer sentences
+# Habits, with ceilings per 1,000 words in pages, docstrings and comments, and messages.
 HABITS = {
     "what": (r"\bwhat\b", 7.1, 3.6, 2.6),
     "of a": (r"\bof an?\b", 3.9, 11.5, 9.9),
@@ -40,14 +40,14 @@ SENTENCE = re.compile(r"(?<=[.!?:;])\s|\n\s*\n|\n\s*(?:[-*#|>]|\d+\.)|\|")
 
 
 def texts_of_code(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield kind, line and text of the docstrings, comments, and messages of a Python file."""
+    """Yield kind, line and text of the Python file's docstrings, comments and messages."""
     source = path.read_text(encoding="utf-8")
     docstrings = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             docstrings.add(node.body[0].value)
             yield COMMENTS, node.body[0].lineno, ast.get_docstring(node)
-        # `ast.walk` goes from the outside to the inside: a docstring is found before its string.
+        # `ast.walk` finds a docstring before its string.
         is_string = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
         if is_string and len(WORD.findall(node.value)) > 3 and "\n" not in node.value.strip():
             yield MESSAGES, node.lineno, node.value
@@ -57,7 +57,7 @@ def texts_of_code(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def texts_of(path: Path) -> list[tuple[str, int, str]]:
-    """Return kind, first line and prose of each text of a page or Python file; a line keeps its number."""
+    """Return kind, first line and prose of each text in a page or Python file."""
     if path.suffix == ".py":
         return [*texts_of_code(path)]
     page = NO_PROSE.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
@@ -65,14 +65,14 @@ def texts_of(path: Path) -> list[tuple[str, int, str]]:
 
 
 def counted_files() -> list[Path]:
-    """Return the English pages that git knows, and the Python files of the package."""
+    """Return the English pages in git, and the Python files of the packages."""
     command = ["git", "ls-files", "-z", "*.md", "modeling/*.py"]
     names = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
     return [ROOT / name for name in names if name and "/ko/" not in name and ".ko." not in name]
 
 
 def places(habit: str, files: Sequence[Path]) -> Iterator[str]:
-    """Yield file, line and surroundings of each place of a habit."""
+    """Yield file, line and surroundings of each place with a habit."""
     pattern = re.compile(HABITS[habit][0], re.IGNORECASE)
     for path in files:
         for _, first, text in texts_of(path):
@@ -83,7 +83,7 @@ def places(habit: str, files: Sequence[Path]) -> Iterator[str]:
 
 
 def report(files: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Return the lines of a table, and what is above its ceiling."""
+    """Return a table in lines, and the counts above their ceiling."""
     texts: dict[str, list[str]] = {PAGES: [], COMMENTS: [], MESSAGES: []}
     for path in files:
         for kind, _, text in texts_of(path):
@@ -110,10 +110,10 @@ def report(files: Sequence[Path]) -> tuple[list[str], list[str]]:
 
 
 def main() -> int:
-    """Print the counts, or the places of a habit."""
+    """Print counts, or places with a habit."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="pages and Python files; all of the project if none")
-    parser.add_argument("--show", choices=HABITS, help="print each place of a habit")
+    parser.add_argument("--show", choices=HABITS, help="print each place with a habit")
     options = parser.parse_args()
     files = [path.resolve() for path in options.files] or counted_files()
     if options.show:

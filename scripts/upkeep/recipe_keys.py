@@ -1,7 +1,7 @@
 """Write docs/recipe.md, the table of a recipe's keys, from the metadata of each key's field.
 
 python scripts/upkeep/recipe_keys.py            # print the page
-python scripts/upkeep/recipe_keys.py --write    # bring the page up to date
+python scripts/upkeep/recipe_keys.py --write    # update the page
 """
 
 import re

@@ -1,12 +1,12 @@
-"""Build the distribution, and try it as a stranger gets it: `make release`.
+"""Build the distribution, and test it as a new user gets it: `make release`.
 
     python scripts/upkeep/release.py                    # everything
     python scripts/upkeep/release.py --only newest      # one environment
-    python scripts/upkeep/release.py --only             # the files alone, and what a tag needs
+    python scripts/upkeep/release.py --only             # only the files, and what a tag needs
 
-It builds an sdist, and from that a wheel, in dist/; looks at their metadata (twine), files and sizes; and installs the
-wheel into fresh environments: with the oldest libraries, with the newest, and with every extra by itself. In each, the
-README's commands make a small run. Each environment has a line, and exit code 1 says that one does not work.
+It builds an sdist and its wheel in dist/, checks metadata (twine), files and sizes, and installs the wheel into fresh
+environments: with the oldest libraries, the newest, and each extra. In each one the README's commands make a small
+run. It prints a line for each environment; the exit code is 1 if one fails.
 """
 
 import argparse
@@ -25,10 +25,10 @@ from newest import README_RUN
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
-MOST_BYTES = 2_000_000  # of either file
+MOST_BYTES = 2_000_000  # of each file
 BESIDE = {"LICENSE", "README.md", "pyproject.toml"}  # the package, in the sdist
-SEVERAL = ("all", "dev")  # extras that are no single thing a user wants
-# By what name a distribution is imported, where it is another one.
+SEVERAL = ("all", "dev")  # extras that combine others
+# Import names that differ from the distribution's.
 MODULES = {"protobuf": "google.protobuf", "mkdocs-material": "material"}
 
 
@@ -38,7 +38,7 @@ def read_project() -> dict[str, Any]:
 
 
 def build() -> Path:
-    """Build both files, look at them, and return the wheel."""
+    """Build both files, check them, and return the wheel."""
     for old in DIST.glob("*"):
         old.unlink()
     made = subprocess.run([sys.executable, "-m", "build", ROOT], capture_output=True, text=True, check=False)
@@ -65,14 +65,14 @@ def build() -> Path:
 
 
 def check_same(archive: Path, found: Any, expected: Any) -> None:
-    """End the program if an archive holds other files than it should, or one twice."""
+    """End the program if an archive's files are not exactly the expected ones."""
     if sorted(found) != sorted(expected):
         other = sorted({*found} ^ {*expected}) or "one twice"
         sys.exit(f"{archive.name} must hold each file of the package once, but differs by {other}.")
 
 
 def missing_for_a_tag(project: dict[str, Any]) -> list[str]:
-    """Say what an index would show and is not there."""
+    """Return metadata that an index would show and that is missing."""
     version = re.search(r'__version__ = "(.*)"', (ROOT / "modeling/heedful/__init__.py").read_text(encoding="utf-8"))[
         1
     ]
@@ -86,13 +86,13 @@ def missing_for_a_tag(project: dict[str, Any]) -> list[str]:
 
 
 def modules_of(requirements: list[str]) -> list[str]:
-    """Return the names by which the distributions of an extra are imported."""
+    """Return the import names of an extra's distributions."""
     names = (re.match(r"[\w-]+", each)[0] for each in requirements)
     return [MODULES.get(name, name.replace("-", "_")) for name in names]
 
 
 def failure(wheel: Path, extra: str, constraints: str | None, modules: list[str]) -> str | None:
-    """Install the wheel into a fresh environment, make a small run, and return the command that fails, or `None`."""
+    """Install the wheel into a fresh environment, make a small run, and return a failing command, or `None`."""
     with TemporaryDirectory() as place:
         python = Path(place) / "environment/bin/python"
         target = f"{wheel}[{extra}]" if extra else str(wheel)
@@ -109,7 +109,7 @@ def failure(wheel: Path, extra: str, constraints: str | None, modules: list[str]
 
 
 def main() -> None:
-    """Build and try everything, or the environments that are asked for."""
+    """Build and test everything, or the chosen environments."""
     project = read_project()
     extras = {name: needs for name, needs in project["optional-dependencies"].items() if name not in SEVERAL}
     names = ["oldest", "newest", *extras]

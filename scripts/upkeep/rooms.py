@@ -1,9 +1,9 @@
 """Count the lines of the rooms: the product's, the laboratory's, and those of the tests.
 
     python scripts/upkeep/rooms.py            # print the rooms with their lines
-    python scripts/upkeep/rooms.py --write    # bring docs/reading.md up to date
+    python scripts/upkeep/rooms.py --write    # update docs/reading.md
 
-A limit is over everything that is kept, so that moving a file from room to room wins nothing.
+The limits cover all rooms together, so moving a file changes nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ LABORATORY = ROOT / "modeling" / "heedful_lab"
 MOST = {PRODUCT: 27_000, ROOT / "tests": 31_000}  # lines of Python
 MOST_OF_A_FILE = 500
 
-# What a reader needs; the other rooms are what he may open later, and none of these imports them when it is imported.
+# Rooms to read first; they import none of the others at module level.
 NEEDED = ("data", "training", "decoding", "evaluation", "cli")
 FLAT = "The models in files that travel to the Hub with saved models; public names and files."
 TABLE = re.compile(r"^\| room \| lines \| \|\n\|.*\n(?:\|.*\n)+", re.MULTILINE)
@@ -25,13 +25,13 @@ STATION = re.compile(r"^(\| \d+ \| `)([\w/.]+)(` \| +)[\d,]+( \|)", re.MULTILINE
 
 
 def lines_of(*places: Path) -> int:
-    """Return the lines of Python files, and of all that are below folders."""
+    """Return the lines of Python files, also inside folders."""
     paths = {path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])}
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
 def rooms() -> dict[str, tuple[int, str]]:
-    """Return the lines and the sentence of each room: the needed ones, the other ones, and the laboratory's."""
+    """Return each room's lines and sentence: the first ones, the others, and the laboratory."""
     found = {"*.py": (lines_of(*PRODUCT.glob("*.py")), FLAT)}
     others = sorted(path.parent.name for path in PRODUCT.glob("*/__init__.py") if path.parent.name not in NEEDED)
     for folder in (*(PRODUCT / name for name in (*NEEDED, *others)), LABORATORY):
@@ -41,16 +41,16 @@ def rooms() -> dict[str, tuple[int, str]]:
 
 
 def with_todays_lines(text: str) -> str:
-    """Return the tour with its table and the lines of its files as they are now."""
+    """Return the tour with today's table and line counts."""
     rows = [f"| `{name}` | {round(lines, -2):,} | {sentence} |\n" for name, (lines, sentence) in rooms().items()]
     text = TABLE.sub(f"| room | lines | |\n|---|---|---|\n{''.join(rows)}".replace("\\", r"\\"), text)
     return STATION.sub(lambda match: f"{match[1]}{match[2]}{match[3]}{lines_of(PRODUCT / match[2]):,}{match[4]}", text)
 
 
 def main() -> None:
-    """Print the rooms and the sums that have a limit; with --write bring the page up to date."""
+    """Print rooms and limited sums; with --write update the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="bring docs/reading.md up to date")
+    parser.add_argument("--write", action="store_true", help="update docs/reading.md")
     for name, (lines, sentence) in rooms().items():
         print(f"{lines:>7,}  {name:<15}{sentence}")
     for folder, most in MOST.items():

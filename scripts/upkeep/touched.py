@@ -1,12 +1,11 @@
-"""List what Heedful touches of the libraries below it that may change without notice, for docs/versions.md.
+"""List the names of other libraries that Heedful uses and that may change without notice, for docs/versions.md.
 
     python scripts/upkeep/touched.py            # count
-    python scripts/upkeep/touched.py --write    # bring the table up to date; what a new row lacks is a ?
+    python scripts/upkeep/touched.py --write    # update the table; new rows have ?
 
-A row is a private name that Heedful reads, calls, sets or declares, a method or property that it overrides, or a
-setting of a library that it changes. What a library asks its users to write (abstract methods, a module's `forward`,
-public fields of a class) is none. Names and files are read off the tree. Whose a name is that only an object has, why
-Heedful needs it, and what happens without it, is written in the table.
+A row is a private name that Heedful uses or sets, a method or property that it overrides, or a library setting that it
+changes. Methods that a library expects from its users (abstract methods, `forward`, public fields) are left out. Names
+and files come from the code; reasons, and the owners of objects' names, are written in the table.
 """
 
 import argparse
@@ -32,17 +31,17 @@ ROW = re.compile(r"^\| `(\S+)` \| (.*?) \| (.*?) \| (.*?) \|$", re.MULTILINE)
 
 
 def is_private(name: str) -> bool:
-    """Tell whether a name begins with one underscore."""
+    """Return True if a name begins with one underscore."""
     return name.startswith("_") and not name.startswith("__")
 
 
 def is_of_library(module: str | None) -> bool:
-    """Tell whether a dotted name begins with one of the libraries."""
+    """Return True if a dotted name begins with one of the libraries."""
     return module is not None and module.split(".")[0] in LIBRARIES
 
 
 def own_names(trees: list[ast.Module]) -> set[str]:
-    """Return the names that our own code defines, or sets on its own objects."""
+    """Return the names that our code defines, or sets on its objects."""
     found = set()
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -55,7 +54,7 @@ def own_names(trees: list[ast.Module]) -> set[str]:
 
 
 def names_asked_for(node: ast.AST) -> Iterator[str]:
-    """Yield the names by which a node asks an object for something, if they are strings."""
+    """Yield the names in a node's attribute accesses, if they are strings."""
     given: list[ast.expr] = []
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
         given = node.args[1:2]
@@ -67,7 +66,7 @@ def names_asked_for(node: ast.AST) -> Iterator[str]:
 
 
 def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    """Yield what a file touches that is private or a library's setting: dotted where the tree tells whose it is."""
+    """Yield a file's private names and library settings, dotted if the code shows the owner."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and not node.level and is_of_library(node.module):
             names = [alias.name for alias in node.names]
@@ -82,7 +81,7 @@ def private_names(tree: ast.Module, own: set[str]) -> Iterator[str]:
 
 
 def asks_to_be_written(base: type, name: str) -> bool:
-    """Tell whether a library leaves a name to its users, or lets them declare it in public."""
+    """Return True if a library expects a name from its users, or lets them declare it."""
     known = inspect.getattr_static(base, name)
     code = getattr(getattr(known, "__func__", known), "__code__", None)
     if code is None and not isinstance(known, property):
@@ -92,7 +91,7 @@ def asks_to_be_written(base: type, name: str) -> bool:
 
 
 def declared(node: ast.ClassDef) -> set[str]:
-    """Return the names of a class's methods and fields, and of those that its methods set."""
+    """Return the names of a class's methods and fields, and of fields that its methods set."""
     names = {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
     for part in node.body:
         names |= {ast.unparse(part.target)} if isinstance(part, ast.AnnAssign) else set()
@@ -104,12 +103,12 @@ def declared(node: ast.ClassDef) -> set[str]:
 
 @functools.cache
 def words_of(module: str) -> set[str]:
-    """Return all words of a module's source."""
+    """Return all words in a module's source."""
     return set(re.findall(r"\w+", inspect.getsource(sys.modules[module])))
 
 
 def bases_of(kind: type) -> list[type]:
-    """Return the libraries' classes that a class of ours hides methods of, by itself or as a part of a subclass."""
+    """Return the libraries' classes with methods that a class of ours hides, directly or in a subclass."""
     subclasses = [each for subclass in kind.__subclasses__() for each in (subclass, *subclass.__subclasses__())]
     subclasses = [each for each in subclasses if each.__module__.startswith("heedful.")]
     found = dict.fromkeys(base for each in (kind, *subclasses) for base in each.__mro__)
@@ -117,7 +116,7 @@ def bases_of(kind: type) -> list[type]:
 
 
 def overrides(path: Path, tree: ast.Module) -> Iterator[tuple[str, Any]]:
-    """Yield what a file's classes override of the libraries' classes, or declare for these to find, and by what."""
+    """Yield the names that a file's classes override or declare for the libraries' classes, and the class."""
     for node in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         kind = getattr(importlib.import_module(module_of(path)), node.name)
         bases = bases_of(kind)
@@ -132,14 +131,14 @@ def overrides(path: Path, tree: ast.Module) -> Iterator[tuple[str, Any]]:
 
 
 def module_of(path: Path) -> str:
-    """Return the dotted name of a file of the package."""
+    """Return a package file's dotted name."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
 
 @functools.cache
 def touched() -> tuple[dict[str, set[str]], dict[str, list[Any]]]:
-    """Return the files that touch each name, which is dotted where the tree tells whose it is, and our overrides."""
+    """Return the files by name (dotted if the code shows the owner), and our overrides."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
     own, files, ours = own_names([*trees.values()]), defaultdict(set), defaultdict(list)
     for path in trees:  # subclasses are known when all modules are imported
@@ -151,7 +150,7 @@ def touched() -> tuple[dict[str, set[str]], dict[str, list[Any]]]:
             files[name].add(str(path.relative_to(PACKAGE)))
         for name in private_names(tree, own):
             files[name].add(str(path.relative_to(PACKAGE)))
-    for name in list(files):  # a part of another, or the same without whose it is
+    for name in list(files):  # part of another, or the same without its owner
         longer = [other for other in files if other.startswith(f"{name}.") or other.endswith(f".{name}")]
         for other in longer:
             files[other] |= files[name]
@@ -161,15 +160,15 @@ def touched() -> tuple[dict[str, set[str]], dict[str, list[Any]]]:
 
 
 def rows(page: str) -> dict[str, tuple[str, ...]]:
-    """Return the table of a page: where, why and what happens without it, by name."""
+    """Return a page's table by name: files, reason, and effect of its absence."""
     return {name: tuple(rest) for name, *rest in ROW.findall(page)}
 
 
 def resolve(name: str) -> Any:
-    """Return what a dotted name of a library is; of an attribute that only objects have, its class or module.
+    """Return the object with a library's dotted name; for attributes of instances, its class or module.
 
     Raises:
-        LookupError: If the installed version has it no more.
+        LookupError: If the installed version lacks it.
     """
     parts, found = name.split("."), None
     for end in range(1, len(parts) + 1):
@@ -187,7 +186,7 @@ def resolve(name: str) -> Any:
 
 
 def table(page: str) -> str:
-    """Return a page with its table brought up to date."""
+    """Return a page with its updated table."""
     known, lines = rows(page), ["| name | where | why | without it |", "|---|---|---|---|"]
     by_last = {name.rpartition(".")[2]: name for name in known}
     found = {(name if "." in name else by_last.get(name, f"?.{name}")): where for name, where in touched()[0].items()}
@@ -200,7 +199,7 @@ def table(page: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="bring the table of docs/versions.md up to date")
+    parser.add_argument("--write", action="store_true", help="update the table of docs/versions.md")
     if parser.parse_args().write:
         PAGE.write_text(table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(len(touched()[0]), "names")

@@ -1,3 +1,3 @@
-"""Becomes `tests/__init__.py`: every process that imports one of the tests makes the models known first."""
+"""Becomes `tests/__init__.py`: importing any test registers the models first."""
 
 from tests.models import adapters  # noqa: F401

@@ -1,4 +1,4 @@
-"""Writes the outcome of every test, and why it was skipped or failed, to the file that `--outcomes` names."""
+"""Write each test's outcome, with the reason for a skip or failure, to the file of `--outcomes`."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ class Outcomes:
         self.tests = {}
 
     def pytest_runtest_logreport(self, report):
-        """Note one part of a test: set-up, call, a subtest, or tear-down."""
+        """Record one part of the test: set-up, call, a subtest, or tear-down."""
         if report.skipped and isinstance(report.longrepr, tuple):
             reason = report.longrepr[2].removeprefix("Skipped: ")
         elif report.failed:
@@ -37,11 +37,11 @@ class Outcomes:
 
 @pytest.hookimpl
 def pytest_configure(config):
-    """Start noting."""
+    """Start recording."""
     config.pluginmanager.register(Outcomes(), "outcomes")
 
 
 def pytest_sessionfinish(session):
-    """Write what was noted."""
+    """Write the outcomes."""
     outcomes = session.config.pluginmanager.get_plugin("outcomes").tests
     session.config.getoption("--outcomes").write_text(json.dumps(outcomes, indent=1), encoding="utf-8")

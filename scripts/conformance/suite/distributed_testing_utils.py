@@ -1,6 +1,6 @@
-"""Stands in for a file that transformers' source distribution leaves out: groups of gloo processes on the CPU.
+"""Substitute for a missing file of transformers' source distribution: groups of gloo processes on the CPU.
 
-`tests/test_fsdp_mixin.py` and `tests/test_tensor_parallel_mixin.py` import these names, which they choose.
+`tests/test_fsdp_mixin.py` and `tests/test_tensor_parallel_mixin.py` import these names.
 """
 
 import socket
@@ -23,11 +23,11 @@ def _get_rank_device(rank: int) -> torch.device:
 
 
 def _set_rank_device(rank: int) -> None:
-    """Nothing to choose on the CPU."""
+    """Do nothing on the CPU."""
 
 
 def _start_rank_processes(function, args: tuple, nprocs: int) -> None:
-    """Call `function(rank, *args)` in `nprocs` processes and wait; an error of one is raised here."""
+    """Call `function(rank, *args)` in `nprocs` processes and wait; an error in a process is raised here."""
     # A fork server imports the libraries once, not once for each process.
     processes.get_context("forkserver").set_forkserver_preload(["tests.test_fsdp_mixin"])
     processes.start_processes(function, args=args, nprocs=nprocs, start_method="forkserver")

@@ -1,6 +1,6 @@
-"""Stands in for a file of transformers' repository that its source distribution leaves out: tests of its exporters.
+"""Substitutes for transformers' tests of its exporters, which its source distribution lacks.
 
-They are Heedful's own; where the originals can be had, `run.py` takes those.
+If the originals are available, `run.py` uses those.
 """
 
 import copy
@@ -16,20 +16,20 @@ SHAPES = [(f"{name}_{shapes}", name, shapes == "dynamic") for name in EXPORTERS 
 
 
 def tensors_of(model, inputs):
-    """Return what a model, or an exported one, gives for inputs, each tensor under its name."""
+    """Return the outputs of a model or exported model, by name."""
     torch.manual_seed(0)
     with torch.no_grad():
         return get_leaf_tensors(model(**copy.deepcopy(inputs)))
 
 
 class ExportTesterMixin:
-    """What transformers' exporters must make of one pass; `all_model_classes` names the classes."""
+    """Exporters on one pass of each class in `all_model_classes`."""
 
-    # False where a model reads token after token: such a loop is unrolled, and the length with it.
+    # False for recurrent models: their loop is unrolled at one length.
     exports_any_length = True
 
     def _check_export(self, exporter, is_dynamic, model, inputs, others=()):
-        """Export a model with some inputs, and compare it with these and with others."""
+        """Export a model with some inputs, and compare it on these and others."""
         make, config = EXPORTERS[exporter]
         exported = make().export(model, copy.deepcopy(inputs), config(dynamic=is_dynamic))
         for given in (inputs, *others):
@@ -41,7 +41,7 @@ class ExportTesterMixin:
 
     @parameterized.expand(SHAPES)
     def test_an_exported_model_gives_what_the_model_gives(self, name, exporter, is_dynamic):
-        """The bare model without masks, the one with a head with them; of other shapes too where these may change."""
+        """The bare model without masks, the model with a head with masks; also other shapes if these may change."""
         for model_class, has_masks in zip(self.all_model_classes, (False, True), strict=True):
             config, batch = self.model_tester.prepare_config_and_inputs_for_common()
             inputs = {name: values for name, values in batch.items() if has_masks or "mask" not in name}
@@ -53,7 +53,7 @@ class ExportTesterMixin:
 
 
 class ExportGenerateTesterMixin:
-    """What transformers' exporters must make of the parts that `generate()` runs."""
+    """Exporters on the parts that `generate()` runs."""
 
     @parameterized.expand(SHAPES)
     def test_exported_parts_of_generation_give_what_the_parts_give(self, name, exporter, is_dynamic):

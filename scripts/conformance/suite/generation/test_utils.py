@@ -1,7 +1,6 @@
-"""Stands in for a file of transformers' repository that its source distribution leaves out: tests of `generate()`.
+"""Substitutes for transformers' tests of `generate()`, which its source distribution lacks.
 
-They are Heedful's own, and ask what the originals ask of an encoder-decoder; where the originals can be had, `run.py`
-takes those.
+They check the originals' properties for encoder-decoders. If the originals are available, `run.py` uses those.
 """
 
 import copy
@@ -28,7 +27,7 @@ RECORDED = {
     "output_hidden_states": True,
     "return_dict_in_generate": True,
 }
-# Each returns `num_return_sequences` sentences of each source, or one.
+# Each returns `num_return_sequences` sentences per source, or one.
 FORMS = {
     "greedy": {},
     "sample": {"do_sample": True, "num_return_sequences": 2, "top_k": 10, "top_p": 0.7, "temperature": 0.7},
@@ -37,7 +36,7 @@ FORMS = {
     "beam_sample": {"do_sample": True, "num_beams": 2, "top_k": 10},
 }
 CERTAIN = ("greedy", "beams", "n_best")
-# What a setting makes of the `(rows, 1 + NEW_TOKENS)` tokens.
+# Checks of each setting on the `(rows, 1 + NEW_TOKENS)` tokens.
 PROCESSORS = {
     "forced_bos_token_id": ({"forced_bos_token_id": 44}, lambda tokens: (tokens[:, 1] == 44).all()),
     "forced_eos_token_id": ({"forced_eos_token_id": 45}, lambda tokens: (tokens[:, -1] == 45).all()),
@@ -58,7 +57,7 @@ PROCESSORS = {
         lambda tokens: tokens.shape[1] == 2,
     ),
 }
-# What a call must refuse by a `ValueError`, and a word of its message.
+# Calls that must end in a `ValueError`, and part of its message.
 REFUSED = {
     "prompt": ({"decoder_input_ids": torch.full((2, 5), 7), "max_length": 4}, "max_length"),
     "argument": ({"no_such_argument": 1}, "no_such_argument"),
@@ -71,12 +70,12 @@ REFUSED = {
 
 
 def named(cases):
-    """Return cases as `parameterized` takes them, each under its name."""
+    """Return named cases for `parameterized`."""
     return [(name,) for name in cases]
 
 
 class StopsBehindTwo(StoppingCriteria):
-    """Ends behind the second new token."""
+    """Ends after the second new token."""
 
     def __call__(self, input_ids, scores, **kwargs):
         """Return `(rows,)`."""
@@ -84,7 +83,7 @@ class StopsBehindTwo(StoppingCriteria):
 
 
 class Collector(BaseStreamer):
-    """Keeps what is streamed."""
+    """Keeps streamed tokens."""
 
     def __init__(self):
         self.tokens = []
@@ -94,41 +93,41 @@ class Collector(BaseStreamer):
         self.tokens += value.flatten().tolist()
 
     def end(self):
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class GenerationTesterMixin(ExportGenerateTesterMixin):
-    """What `generate()` must do with every class that has it; `all_generative_model_classes` names them."""
+    """Tests of `generate()` for each class in `all_generative_model_classes`."""
 
     def _drawn(self, model_class, rows=2, **settings):
-        """Return a model that no end token stops, and a batch without targets."""
+        """Return a model without end tokens, and a batch without targets."""
         torch.manual_seed(0)
         config, batch = self.model_tester.prepare_config_and_inputs_for_common()
         config.eos_token_id = config.forced_eos_token_id = None
         for name, value in settings.items():
             setattr(config, name, value)
         if self.has_attentions:
-            config._attn_implementation = "eager"  # others record no weights
+            config._attn_implementation = "eager"  # other kernels record no weights
         model = model_class(copy.deepcopy(config)).eval()
         with torch.no_grad():
             for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
-                weight.add_(torch.randn_like(weight), alpha=0.2)  # or each token would be the likeliest again
+                weight.add_(torch.randn_like(weight), alpha=0.2)  # otherwise tokens repeat
         return model, {name: batch[name][:rows] for name in ("input_ids", "attention_mask")}
 
     def _generate(self, model, batch, **options):
-        """Return `NEW_TOKENS` new tokens of each sentence, with all that can be recorded of them."""
+        """Return `NEW_TOKENS` new tokens of each sentence, with all recorded outputs."""
         torch.manual_seed(1)
         settings = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "output_attentions": self.has_attentions}
         return model.generate(**batch, **{**RECORDED, **settings, **options})
 
     def _assert_same(self, one, other, tolerance=1e-5):
-        """Compare the tokens and the logits of two outputs."""
+        """Compare tokens and logits of two outputs."""
         assert one.sequences.tolist() == other.sequences.tolist()
         for mine, theirs in zip(one.logits, other.logits, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
     def _check_outputs(self, found, model, sources, rows, cache_length=None):
-        """Check the shapes of all that was recorded; `rows` run at once, and no cache is kept without its length."""
+        """Check the shapes of all recorded outputs; `rows` run at once, and no cache is kept without its length."""
         config = model.config
         steps = found.sequences.shape[1] - 1
         for recorded in (found.scores, found.logits):
@@ -157,10 +156,10 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
     def _is_static(cache):
         return isinstance(getattr(cache, "self_attention_cache", None), StaticCache)
 
-    # Both have the names and the arguments of the originals: a model with a cache of another kind overrides them.
+    # Names and arguments are the originals': models with other caches override them.
 
     def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
-        """Check a cache of `seq_length` tokens of the target, and of the source."""
+        """Check a cache of `seq_length` target tokens, and of the source."""
         assert isinstance(past_key_values, EncoderDecoderCache)
         assert len(past_key_values) == config.num_hidden_layers
         heads = config.num_attention_heads
@@ -186,7 +185,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
         [(f"{form}_{cache}", form, cache == "cached") for form in FORMS for cache in ("cached", "no_cache")]
     )
     def test_all_that_is_recorded_has_its_shape(self, name, form, use_cache):
-        """Scores, weights, states and cache have a row for each hypothesis, what the encoder gives for each source."""
+        """Scores, weights, states and cache have a row per hypothesis, encoder outputs a row per source."""
         options = FORMS[form]
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
@@ -203,7 +202,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(CERTAIN))
     def test_cache_batch_and_padding_change_nothing(self, form):
-        """Tokens and logits are those without a cache, of each sentence alone, and with more padding."""
+        """Tokens and logits are equal without a cache, for each sentence by itself, and with more padding."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             found = self._generate(model, batch, **FORMS[form])
@@ -218,7 +217,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(CERTAIN))
     def test_scores_add_up(self, form):
-        """The scores of a beam's tokens are the beam's."""
+        """A beam's scores are those of its tokens."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             found = self._generate(model, batch, **FORMS[form])
@@ -231,7 +230,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(("random", "same", "prompt_lookup")))
     def test_assisted_decoding_finds_what_greedy_search_finds(self, assistant):
-        """Candidates of another model, of the same one, or of the source are taken only where they are right."""
+        """Candidates of another model, the same model, or the source are accepted only if right."""
         for model_class in self.all_generative_model_classes:
             self._needs(not model_class._is_stateful, "Stateful models don't support assisted generation")
             model, batch = self._drawn(model_class, rows=1)
@@ -246,7 +245,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
             self._check_outputs(drawn, model, 1, 1, 4)
 
     def test_past_key_values_of_forward(self):
-        """One pass over the whole target keeps what `generate()` would keep."""
+        """One pass over the whole target keeps the same cache as `generate()`."""
         for model_class in self.all_generative_model_classes:
             config, batch = self.model_tester.prepare_config_and_inputs_for_common()
             cache = cache_of(model_class(config).eval()(**batch, use_cache=True))
@@ -256,7 +255,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand([("start", False), ("prompt", True)])
     def test_generation_goes_on_from_a_returned_cache(self, name, has_prompt):
-        """Three tokens and then one more are the four of one call, with and without a prompt of the target."""
+        """Three tokens and one more equal four tokens of one call, with and without a target prompt."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             if has_prompt:
@@ -273,7 +272,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(CERTAIN))
     def test_a_static_cache_and_one_of_the_users_own(self, form):
-        """Both give what a dynamic cache gives; one of another kind than the call asks for is refused."""
+        """Both give a dynamic cache's results; a cache of the wrong kind is refused."""
         for model_class in self.all_generative_model_classes:
             is_able = model_class._can_compile_fullgraph and model_class._supports_default_dynamic_cache()
             self._needs(is_able, "This model does not support the static cache format")
@@ -294,7 +293,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand([("recorded", True), ("bare", False)])
     def test_a_compiled_step_gives_the_same_tokens(self, name, records):
-        """`generate()` compiles the step itself, as one graph, and a second batch needs no other."""
+        """`generate()` compiles the step as one graph, and a second batch needs no other."""
         for model_class in self.all_generative_model_classes:
             self._needs(model_class._can_compile_fullgraph, "This model does not compile without graph breaks")
             model, batch = self._drawn(model_class, rows=4)
@@ -317,7 +316,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(CERTAIN))
     def test_states_and_embeddings_stand_for_the_source(self, form):
-        """The encoder's output, as such, or embeddings in place of ids give the same."""
+        """The encoder's output, or embeddings instead of ids, give the same results."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             plain = self._generate(model, batch, **FORMS[form])
@@ -336,7 +335,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand([(torch.float32,), (torch.float16,), (torch.bfloat16,)])
     def test_every_attention_implementation_finds_the_same(self, dtype):
-        """Greedy search with sdpa gives the logits of eager, in each type of number."""
+        """Greedy search with sdpa gives eager attention's logits, in each precision."""
         for model_class in self.all_generative_model_classes:
             self._needs(model_class._supports_sdpa, "Model architecture does not support attentions")
             model, batch = self._drawn(model_class)
@@ -345,14 +344,14 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
                 found = {}
                 for name in ("eager", "sdpa"):
                     other = model_class.from_pretrained(folder, dtype=dtype, attn_implementation=name).eval()
-                    # Tokens that differ in the last bits would lead to other ones.
+                    # Differences in the last bits would change later tokens.
                     found[name] = self._generate(other, batch, output_attentions=False, max_new_tokens=1)
             tolerance = 1e-5 if dtype == torch.float32 else 0.1
             for one, other in zip(found["eager"].logits, found["sdpa"].logits, strict=True):
                 torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
     def test_the_last_logits_are_enough(self):
-        """`logits_to_keep` changes no token, and `forward` gives as many positions."""
+        """`logits_to_keep` changes no token, and `forward` returns that number of positions."""
         for model_class in self.all_generative_model_classes:
             has_it = "logits_to_keep" in inspect.signature(model_class.forward).parameters
             self._needs(has_it, "This model does not support `logits_to_keep` argument.")
@@ -365,7 +364,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
             torch.testing.assert_close(whole[:, -1:], last, rtol=1e-5, atol=1e-5)
 
     def test_unknown_arguments_reach_forward(self):
-        """`prepare_inputs_for_generation` hands on what it does not know, and gives the tokens the decoder's name."""
+        """`prepare_inputs_for_generation` passes on unknown inputs, and names tokens for the decoder."""
         for model_class in self.all_generative_model_classes:
             model, _ = self._drawn(model_class)
             assert "GenerationMixin" in str(model_class.__bases__)
@@ -378,7 +377,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(PROCESSORS))
     def test_a_setting_forces_or_forbids_tokens(self, name):
-        """Greedily and with beams."""
+        """Greedy and beam search."""
         options, holds = PROCESSORS[name]
         for model_class, beams in itertools.product(self.all_generative_model_classes, (1, 2)):
             model, batch = self._drawn(model_class)
@@ -387,7 +386,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
 
     @parameterized.expand(named(REFUSED))
     def test_an_impossible_call_is_refused(self, name):
-        """By a `ValueError` that names what is the matter."""
+        """A `ValueError` names the mistake."""
         options, message = REFUSED[name]
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
@@ -395,7 +394,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
                 model.generate(**batch, do_sample=False, **options)
 
     def test_bounds_of_the_length(self):
-        """`max_new_tokens` goes before `max_length`, which counts the prompt; a criterion of the user ends too."""
+        """`max_new_tokens` overrides `max_length`, which includes the prompt; a user's criterion ends too."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             assert model.generate(**batch, max_length=6, max_new_tokens=2).shape[1] == 3
@@ -408,7 +407,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
                 model.generate(**batch, min_length=8, max_length=6)
 
     def test_a_saved_generation_config_is_read(self):
-        """Its settings hold until the call says otherwise; without a source, generation starts from `bos_token_id`."""
+        """Its settings are defaults; without a source, generation starts from `bos_token_id`."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class)
             model.generation_config = GenerationConfig(
@@ -430,7 +429,7 @@ class GenerationTesterMixin(ExportGenerateTesterMixin):
             assert loaded.generate().shape == (1, 5)
 
     def test_streamers_strategies_and_own_processors(self):
-        """A streamer gets the tokens, a function in place of the search gets the model, a processor the scores."""
+        """A streamer gets tokens, a function instead of the search the model, a processor scores."""
         for model_class in self.all_generative_model_classes:
             model, batch = self._drawn(model_class, rows=1)
             collector = Collector()

@@ -1,4 +1,4 @@
-"""The models under test, made known to transformers' tables, and adapters to tests written for decoders alone."""
+"""Registration of the tested models, and adapters to tests for decoders."""
 
 import torch
 from transformers import (
@@ -14,8 +14,7 @@ from transformers.models.auto import modeling_auto
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedRNNConfig, HeedRNNForConditionalGeneration
 
-# The tests look a class's name up here to decide what it is and whether it gets `labels`: a class that is missing is
-# passed over in silence.
+# Tests look up a class's name here to decide whether it gets `labels`, and silently skip missing classes.
 for model_type, kind in {"heed": "Heed", "heed_rnn": "HeedRNN"}.items():
     modeling_auto.MODEL_MAPPING_NAMES[model_type] = f"{kind}Model"
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES[model_type] = f"{kind}ForConditionalGeneration"
@@ -32,7 +31,7 @@ for config_class, model_class in {
 
 
 class DecodesItsInputs:
-    """Where a test of decoders gives `input_ids` alone, they are the source and the target's prefix."""
+    """`input_ids` without targets, from a test of decoders, are source and target prefix."""
 
     def forward(
         self,
@@ -57,7 +56,7 @@ class DecodesItsInputs:
 
 
 class ContinuesATarget:
-    """The training test's text is the target, and its first token is the source; a prompt is a target's beginning."""
+    """The training test's text is the target, its first token the source; a prompt is a target's beginning."""
 
     def forward(self, input_ids=None, attention_mask=None, labels=None, encoder_outputs=None, **kwargs):
         """Take `(batch, length)` ids."""
@@ -67,7 +66,7 @@ class ContinuesATarget:
         )
 
     def generate(self, prompt, **kwargs):
-        """Continue a `(batch, length)` prompt, which stands at the beginning of the result, as with a decoder."""
+        """Continue a `(batch, length)` prompt, which begins the result, as with a decoder."""
         start = torch.full_like(prompt[:, :1], self.config.decoder_start_token_id)
         return super().generate(prompt[:, :1], decoder_input_ids=torch.cat([start, prompt], dim=1), **kwargs)[:, 1:]
 

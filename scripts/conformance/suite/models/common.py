@@ -1,4 +1,4 @@
-"""What the tests of every encoder-decoder share: tiny configs, batches, and the list of transformers' mixins."""
+"""Shared by the tests of all encoder-decoders: tiny configs, batches, and transformers' mixins."""
 
 from tests import test_fsdp_mixin, test_tensor_parallel_mixin
 from tests.generation.test_utils import GenerationTesterMixin
@@ -7,10 +7,10 @@ from tests.test_modeling_common import ModelTesterMixin, ids_tensor
 from tests.test_training_mixin import TrainingTesterMixin
 from transformers import PreTrainedConfig
 
-# By default these run for a list of models of transformers' own.
+# By default these run for a list of transformers' models.
 test_tensor_parallel_mixin.TP_DISTRIBUTED_TEST_MODEL_TYPES = None
 test_fsdp_mixin.FSDP_DISTRIBUTED_TEST_MODEL_TYPES = None
-# The processes may outnumber the processor's cores.
+# There may be more processes than cores.
 test_fsdp_mixin._get_available_fsdp_workers = lambda: 4
 
 PAD, BOS, EOS = 0, 1, 2
@@ -23,11 +23,11 @@ SIZES = {
 
 
 class TinyEncoderDecoder:
-    """What the mixins ask of a `model_tester`: sizes, a config, a batch.
+    """The mixins' `model_tester`: sizes, a config, a batch.
 
     Args:
         config_class: Class of the config.
-        settings: What the config is made of.
+        settings: Settings of the config.
     """
 
     batch_size = 5
@@ -48,7 +48,7 @@ class TinyEncoderDecoder:
         return self.config_class(**self.settings)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[PreTrainedConfig, dict]:
-        """Return a new config and a batch `(batch, length)` whose sources and targets have ends, and padding."""
+        """Return a new config and a batch `(batch, length)` with ends and padding in sources and targets."""
         source = ids_tensor([self.batch_size, self.encoder_seq_length], self.vocab_size).clamp(EOS + 1)
         target = ids_tensor([self.batch_size, self.decoder_seq_length], self.vocab_size).clamp(EOS + 1)
         source[:, -1] = EOS
@@ -68,12 +68,12 @@ class EncoderDecoderTests(
     test_tensor_parallel_mixin.TensorParallelTesterMixin,
     test_fsdp_mixin.FSDPTesterMixin,
 ):
-    """Every mixin that applies to an encoder-decoder; a subclass names the classes that it tests."""
+    """All mixins for an encoder-decoder; a subclass names the tested classes."""
 
     is_encoder_decoder = True
-    # After the default 300 the loss of so narrow a model has fallen by about the nine tenths that the test asks for.
+    # The test requires a loss lower by nine tenths, which so narrow a model needs more than the default 300 steps for.
     training_overfit_steps = 1000
-    # Off by default for models older than 2023, and for files without a date.
+    # Off by default for models before 2023, and for files without a date.
     test_can_init_all_missing_weights_before_2023 = True
     config_class: type[PreTrainedConfig]
     settings = SIZES
@@ -82,7 +82,7 @@ class EncoderDecoderTests(
     continues_a_target: type
 
     def setUp(self):
-        """Make the testers that the mixins use."""
+        """Make the mixins' testers."""
         self.model_tester = TinyEncoderDecoder(self.config_class, self.settings)
         self.model_tester.causal_lm_class = self.decodes_its_inputs  # for the tensor-parallel tests
         self.config_tester = ConfigTester(

@@ -8,7 +8,7 @@ from transformers import BartConfig, BartForConditionalGeneration, BartModel
 
 
 class BartTest(EncoderDecoderTests, unittest.TestCase):
-    """Of the sizes of Heed."""
+    """BART of Heed's sizes."""
 
     all_model_classes = (BartModel, BartForConditionalGeneration)
     config_class = BartConfig

@@ -9,7 +9,7 @@ from heedful import HeedConfig, HeedForConditionalGeneration, HeedModel
 
 
 class HeedTest(EncoderDecoderTests, unittest.TestCase):
-    """The paper's layout; without label smoothing, which keeps the training test's loss from falling to zero."""
+    """The paper's layout without label smoothing, which would keep the training test's loss above zero."""
 
     all_model_classes = (HeedModel, HeedForConditionalGeneration)
     config_class = HeedConfig

@@ -8,7 +8,7 @@ from transformers import MarianConfig, MarianModel, MarianMTModel
 
 
 class MarianTest(EncoderDecoderTests, unittest.TestCase):
-    """The yardstick, of the sizes of Heed."""
+    """Marian of Heed's sizes, for comparison."""
 
     all_model_classes = (MarianModel, MarianMTModel)
     config_class = MarianConfig

@@ -8,7 +8,7 @@ from transformers import T5Config, T5ForConditionalGeneration, T5Model
 
 
 class T5Test(EncoderDecoderTests, unittest.TestCase):
-    """Of the sizes of Heed, under the names of T5."""
+    """T5 of Heed's sizes."""
 
     all_model_classes = (T5Model, T5ForConditionalGeneration)
     config_class = T5Config

@@ -1,4 +1,4 @@
-"""The tokenizer that Heed trains under transformers' tests of the class that it is of, and a yardstick."""
+"""Heed's tokenizer and a plain one under transformers' tests of their class."""
 
 import tempfile
 import unittest
@@ -13,7 +13,7 @@ TEXTS = ["Wonderful no inspiration example with subtoken", "This is the first se
 
 
 class TrainedTokenizer(TokenizersBackendTesterMixin):
-    """Saves a tokenizer where the mixin looks for it."""
+    """Saves a tokenizer in the mixin's folder."""
 
     tokenizer_class = rust_tokenizer_class = PreTrainedTokenizerFast
 
@@ -37,16 +37,16 @@ class HeedTokenizerTest(TrainedTokenizer, unittest.TestCase):
 
     @staticmethod
     def train() -> PreTrainedTokenizerFast:
-        """Return the source's tokenizer, which is the target's too."""
+        """Return the tokenizer of source and target."""
         return train_tokenizers(TEXTS, TEXTS, vocab_size=300).source
 
 
 class PlainTokenizerTest(TrainedTokenizer, unittest.TestCase):
-    """The yardstick: the tokenizers library's own byte-level tokenizer in transformers' own class."""
+    """The tokenizers library's byte-level tokenizer in transformers' class, for comparison."""
 
     @staticmethod
     def train() -> PreTrainedTokenizerFast:
-        """Return a tokenizer that is as the libraries make it."""
+        """Return a plain tokenizer."""
         tokenizer = ByteLevelBPETokenizer()
         tokenizer.train_from_iterator(TEXTS, vocab_size=300, special_tokens=["<s>", "</s>"])
         return PreTrainedTokenizerFast(

@@ -1,6 +1,6 @@
-"""Stands in for a file that transformers' source distribution leaves out: the settings that every config keeps."""
+"""Substitute for a missing file of transformers' source distribution: settings that each config keeps."""
 
-# Each differs from its default, or a config that drops it would go unseen.
+# Each differs from its default, to notice a config that drops it.
 config_common_kwargs = {
     "architectures": ["TinyModel"],
     "chunk_size_feed_forward": 7,

@@ -294,7 +294,7 @@ def message_of(call, *given, **named) -> str:
     """Return what the error says that a call raises."""
     try:
         call(*given, **named)
-    except (TrainingInterrupted, OSError, FloatingPointError) as error:
+    except (TrainingInterrupted, OSError, FloatingPointError, ValueError) as error:
         return str(error)
     return ""
 

@@ -15,6 +15,7 @@ from transformers import Seq2SeqTrainer
 import contract_measures as contract
 from heedful import HeedSeq2SeqTrainer
 from heedful.versions_heed import CHECKPOINTING
+from process_checks import message_of
 from trainer_runs import logged
 
 WHOLE = (contract.PAIRS, 1)  # pairs of a micro-batch, and micro-batches of an update
@@ -59,11 +60,7 @@ def refusal_of_a_divided_stream(column) -> str:
     """Return what is said of a stream that gives every process other pairs."""
     trainer = column.trainer(max_steps=5, per_device_train_batch_size=2)
     trainer.train_dataset = Stream(column.rows["training"][trainer.args.process_index :: column.world])
-    try:
-        trainer.train()
-    except ValueError as error:
-        return str(error)
-    return ""
+    return message_of(trainer.train)
 
 
 def losses(column, folder: Path, resume_from: Path | None = None, **options) -> list[float]:

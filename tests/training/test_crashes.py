@@ -33,7 +33,6 @@ from helpers import assert_error
 from process_checks import equal, spoil, weights_of
 from tiny_runs import around, full_disk, logged, saved_updates, tiny_recipe
 
-ROOT = Path(__file__).parents[2]
 NO_DROPOUT = {"model.options.dropout": 0.0}
 
 CHANGES = {"optimization.token_budget": 800, "logging.every_updates": 3, "data.train": "builtin:train:100"}
@@ -256,7 +255,7 @@ def test_memory_that_runs_out_ends_the_run_with_the_ways_out(make_loop, tmp_path
 
 def train_by_script(recipe: Path) -> None:
     sys.argv = ["train.py", str(recipe)]
-    runpy.run_path(str(ROOT / "scripts" / "train.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "train.py"), run_name="__main__")
 
 
 def wait_for_nobody(folder: Path) -> None:

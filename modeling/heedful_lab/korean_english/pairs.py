@@ -1,11 +1,10 @@
 """The pairs of the built-in corpus: sentences drawn from the patterns, and their split.
 
-Korean determines English. An English sentence has one Korean sentence in the plain style and at most one in the polite
-style, so exact match against the single reference is fair.
-
-No two splits share a sentence in either language: a hash of the English sentence chooses "train" (80 %), "validation"
-(10 %) or "test" (10 %) for all its Korean styles. Each sentence of "compositional" has a noun with a verb or
-adjective that occur together in no other split, although both are frequent there.
+Korean determines English, and an English sentence has one Korean sentence per style, so exact match is fair. A hash of
+the
+English sentence chooses "train" (80 %), "validation" or "test" (10 % each) for all its styles. Each sentence of
+"compositional" has a noun with a verb or adjective that occur together in no other split, although both are frequent
+there.
 """
 
 import hashlib
@@ -85,10 +84,7 @@ def _sentences(random: Callable[[], float]) -> Iterator[tuple[Pattern, list[Any]
 
 
 def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Return an iterator over distinct `{"ko": …, "en": …}`.
-
-    A larger count begins with the pairs of a smaller one. Another seed draws other pairs of the same split.
-    """
+    """Return an iterator over distinct `{"ko": …, "en": …}`; a larger `count` begins with the same pairs."""
     if split not in BUILTIN_SPLITS:
         raise ValueError(f"`split` must be one of {', '.join(BUILTIN_SPLITS)}, but is {split!r} instead.")
     most = LARGEST_COUNTS[split]

@@ -31,15 +31,11 @@ ENCODER = "encoder.model."
 class Comet:
     """A trained metric: XLM-R or a relative encodes the texts, and a small network compares the encodings.
 
-    Args:
-        folder: Folder from the Hub with `hparams.yaml` and `checkpoints/model.ckpt`. The encoder's config and
-            tokenizer
-            come from its subfolder `encoder`, otherwise from the Hub, by the name in hparams.yaml.
-        device: Device, as for `Translator.from_pretrained`.
-
-    Raises:
-        FileNotFoundError: If one of these files is missing.
-        ValueError: If the model's kind is not supported, or its weights do not fit.
+    `folder`, as on the Hub, has `hparams.yaml` and `checkpoints/model.ckpt` (else a `FileNotFoundError`). The
+    encoder's
+    config and tokenizer come from its subfolder `encoder`, otherwise from the Hub, by the name in hparams.yaml. A
+    model of
+    an unsupported kind, or weights that do not fit, are a `ValueError`.
     """
 
     def __init__(self, folder: str | Path, device: str | None = None):

@@ -1,8 +1,8 @@
 """Homonyms: one vector before attention, several after it, layer by layer.
 
-A small model is trained on the built-in corpus and on sentences with homonyms, such as 배 (pear, ship, belly). A probe
-finds the meaning in held-out sentences by the centroid with the largest cosine to the word's state. Centroids use
-sentences with all deciding words, or without the sentence's deciding word.
+A model learns the built-in corpus and sentences with homonyms, such as 배 (pear, ship, belly). A probe finds the
+meaning in
+held-out sentences by the nearest centroid (cosine), with or without the sentence's deciding word in the centroids.
 """
 
 import re

@@ -68,10 +68,9 @@ def scores_of(model: Any, source_ids: Sequence[int], fed_ids: Sequence[int]) -> 
 def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
     """Measure a trained model's scores, before and after the second half of each translation is exchanged.
 
-    Returns:
-        By way of masking the sums of weights in each row, by position, and the mean sum of changes in rows of the
-        first
-        half, which sees no changed token.
+    For each way of masking, return the sums of weights in each row, by position, and the mean sum of changes in rows
+    of the
+    first half, which sees no changed token.
     """
     sums: dict[str, list[list[float]]] = {way: [[] for _ in range(POSITIONS)] for way in WAYS}
     changes: dict[str, list[float]] = {way: [] for way in WAYS}

@@ -59,11 +59,9 @@ def exponent(costs: Sequence[tuple[int, float]]) -> float | None:
 
 
 def measure(sizes: Sizes, lengths: Sequence[int], rounds: int, seed: int) -> dict[str, dict[int, Cost]]:
-    """Time each layer at each length, in turns, and measure its memory.
+    """Time each layer at each length, in turns, and measure its memory; too large additive scores have no cost.
 
-    One float32 sequence, one thread, no gradients. Times are CPU seconds of this process. Too large additive scores
-    have no
-    cost.
+    One float32 sequence, one thread, no gradients. Times are CPU seconds of this process.
     """
     torch.manual_seed(seed)
     layers = {kind: make_layer(kind, sizes) for kind in KINDS}

@@ -1,7 +1,6 @@
 """From Markov to attention: next-token prediction with more and more memory, with and without the source.
 
-All models have the same tokenizer and test tokens (with </s>). Models without the source are trained on pairs with one
-constant source.
+All models share tokenizer and test tokens (with </s>); those without the source have one constant source.
 """
 
 import math

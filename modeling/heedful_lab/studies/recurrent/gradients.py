@@ -1,9 +1,8 @@
 """Gradients on their way back through activations and gates, over time steps and layers.
 
-Each step multiplies a gradient by the activation's derivative and the recurrent matrix (Hochreiter, 1991; Bengio et
-al.,
-1994; Pascanu et al., 2013). Fresh cells show this directly. Small trainings show the effect: naming the first symbol
-of a random sequence, with and without clipping.
+Fresh cells show how steps multiply them (Hochreiter, 1991; Bengio et al., 1994; Pascanu et al., 2013). Small trainings
+to
+name a sequence's first symbol show the effect, with and without clipping.
 """
 
 import math

@@ -77,9 +77,7 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
 
 
 def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
-    """Measure how well each layer separates the meanings, with centroids from `train`.
-
-    Both are `(meanings, deciding words, sentences, layers + 1, width)`, with different numbers of sentences.
+    """Measure each layer on states `(meanings, deciding words, sentences, layers + 1, width)`; `train` has centroids.
     """
     train, test = normalize(train, dim=-1), normalize(test, dim=-1)
     sums = train.sum(dim=2)  # (meanings, deciding words, layers + 1, width)

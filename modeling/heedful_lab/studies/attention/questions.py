@@ -33,10 +33,7 @@ def described_pairs() -> list[Pair]:
 
 
 def questions_of_heads(translator: Translator, pairs: Sequence[Pair]) -> dict[Head, tuple[float, float]]:
-    """Return each encoder head's mean weight of nouns on their adjective, and of other words on the previous word.
-
-    A word's weight on another is the sum over the other's tokens, and the mean over its own.
-    """
+    """Return each encoder head's mean weight of nouns on their adjective, and of other words on the word before."""
     known = adjectives()
     found: dict[tuple[Head, bool], list[float]] = defaultdict(list)
     for (source, _), weights_by_head in zip(pairs, attention_by_head(translator, pairs, ["encoder"]), strict=True):

@@ -64,10 +64,7 @@ def arrives(model: Any, length: int, place: int) -> bool:
 
 
 def cells_between(model: Any, length: int, place: int) -> int:
-    """Return the number of cells on all paths from the first source word to the target word at a place.
-
-    With attention only the source word's cell is left; for the Transformer 1 counts its attention.
-    """
+    """Return the number of cells on all paths from the first source word to a target place; without cells, 1."""
     with cut_before(model, None) as steps:
         assert arrives(model, length, place)
     severing = 0

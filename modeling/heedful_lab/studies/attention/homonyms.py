@@ -77,7 +77,7 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
 
 
 def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
-    """Measure each layer on states `(meanings, deciding words, sentences, layers + 1, width)`, centroids on `train`."""
+    """Measure layers on states `(meanings, deciding words, sentences, layers + 1, width)`, centroids on `train`."""
     train, test = normalize(train, dim=-1), normalize(test, dim=-1)
     sums = train.sum(dim=2)  # (meanings, deciding words, layers + 1, width)
     together = sums.sum(dim=1, keepdim=True).expand_as(sums)

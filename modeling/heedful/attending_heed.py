@@ -1,7 +1,7 @@
 """The `Call`: masks, positions and the attention function of one pass through a stack, chosen once for all layers.
 
-`call_of` makes it, so that layers need not know how attention is computed: by `eager` or a kernel, over padded rows
-or rows laid end to end, with restricted self-attention (section 4) in windows.
+It hides from layers how attention is computed: by `eager` or a kernel, over padded rows or rows laid end to end, with
+restricted self-attention (section 4) in windows.
 
 Letters in shape comments: B batch, Q and K lengths of queries and keys, S source length, H heads, D = d_model.
 """
@@ -30,16 +30,16 @@ AttentionFunction = Callable[..., tuple[torch.Tensor, Weights]]
 
 
 class Call(NamedTuple):
-    """The inputs of a stack's layers, apart from the states."""
+    """The inputs of all layers, apart from the states."""
 
     # A layer takes these as arguments, since Accelerate moves, FSDP casts and checkpointing differentiates arguments.
     function: AttentionFunction | None = None  # by default equation 1 as written
-    mask: Any = None  # of self-attention, as the function takes it, or a `WindowedMask`
+    mask: Any = None  # of self-attention, in the function's form, or a `WindowedMask`
     positions: torch.Tensor | None = None  # (B, length)
     relative: Any = None  # a stack's tuple from `RelativePositions`, or one layer's item of it
     cache: EncoderDecoderCache | None = None
     layout: Layout = PADDED
-    source: torch.Tensor | None = None  # of a decoder: (sources, S, D), each for B / sources consecutive targets
+    source: torch.Tensor | None = None  # for a decoder: (sources, S, D), each for B / sources consecutive targets
     source_mask: Any = None
     source_layout: Layout = PADDED
     is_lean: bool = False  # whether only the loss is used, and differentiated once
@@ -55,9 +55,8 @@ class Call(NamedTuple):
     ) -> tuple[torch.Tensor, Weights]:
         """Attend (section 3.2) with `(B, H, length, width)` queries, keys and values.
 
-        All targets that share a source are one sequence of queries.
-
-        Return the output `(B, Q, H, d_v)`, and the weights `(B, H, Q, K)` if the function returns them.
+        All targets that share a source are one sequence of queries. Return the output `(B, Q, H, d_v)`, and weights
+        `(B, H, Q, K)` if the function returns any.
         """
         function = module.as_written if self.function is None else self.function
         given = {"dropout": module.dropout if module.training else 0.0, "scaling": module.scaling}
@@ -105,7 +104,7 @@ def call_of(
     kernel = settings._attn_implementation  # once: each access to a config takes microseconds
     if kernel == "flex_attention" and cache is not None and cache.is_compileable:
         # The mask is evaluated late, when the cache has already moved the position from which the mask counts.
-        raise wrong("attn_implementation", "be eager or sdpa beside a static cache", kernel)
+        raise wrong("attn_implementation", "be eager or sdpa with a static cache", kernel)
     leaves_out = packing is not None and cache is None and (side == "encoder" or source is not None)
     layouts = packing if leaves_out else ALL_PADDED
     layout = layouts.of(side, embeddings)
@@ -126,11 +125,11 @@ def call_of(
     return call._replace(source=layout.pack(source), source_mask=mask, source_layout=layout)
 
 
-# What a query sees
+# Masks
 
 
 def check_length(length: int | torch.Tensor, attention_mask: torch.Tensor | None, limit: int | None) -> None:
-    """Raise a `ValueError` if a `(B, width)` mask does not cover all tokens, old and new, or they exceed the limit."""
+    """Raise a `ValueError` if a `(B, width)` mask does not cover all old and new tokens, or they exceed the limit."""
     # A static cache keeps its length in a tensor; on a GPU, reading it would synchronize.
     if torch.compiler.is_compiling() or (isinstance(length, torch.Tensor) and length.device.type != "cpu"):
         return
@@ -164,7 +163,7 @@ def self_attention_mask(
     cache: Cache | None = None,
     layout: Layout = PADDED,
 ) -> Any:
-    """Return the mask of self-attention, as the attention function takes it or a `WindowedMask`; `None` masks nothing.
+    """Return self-attention's mask, in the attention function's form or a `WindowedMask`; `None` masks nothing.
 
     A query sees its neighbourhood (section 4), and in the decoder only itself and earlier positions (section 3.2.3).
     The attention mask is `(B, past_length + length)`, 0 at padding, or already `(B, 1, Q, K)`; `records` is
@@ -199,7 +198,7 @@ def decodes_one_token(embeddings: torch.Tensor, cache: Cache | None) -> bool:
 
 
 def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -> bool:
-    """Return whether restricted self-attention runs in windows; relative positions cover all keys and rule it out."""
+    """Return whether restricted self-attention runs in windows: not with relative positions, which cover all keys."""
     is_of_all_keys = config.position_encoding in RELATIVE_ENCODINGS
     # An exported program must not depend on the length.
     return not (is_of_all_keys or torch.compiler.is_exporting()) and pays_in_windows(embeddings.shape[1], radius)
@@ -208,28 +207,28 @@ def runs_in_windows(config: HeedConfig, embeddings: torch.Tensor, radius: int) -
 def source_mask(
     config: HeedConfig, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, source: torch.Tensor | None
 ) -> Any:
-    """Return the mask of cross-attention from a `(sources, S)` attention mask; `None` masks nothing."""
+    """Return cross-attention's mask from a `(sources, S)` attention mask; `None` masks nothing."""
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
             must = f"The number of targets must be a multiple of that of the sources, {source.shape[0]}"
             raise ValueError(f"{must}, but is {embeddings.shape[0]} instead.")
-        embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # the targets of a source as one
+        embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # a source's targets as one
     if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
         return None
     may_ask = may_ask_for_padding(attention_mask, embeddings)
     return create_bidirectional_mask(config, embeddings, attention_mask, source, allow_is_bidirectional_skip=may_ask)
 
 
-# Restricted self-attention: time and memory grow with the length, not with its square
+# Restricted self-attention: time and memory grow linearly with the length
 
 NARROWEST_BLOCK = 16  # positions; a narrower one costs more than it saves
 FEWEST_BLOCKS = 4  # shorter sequences are masked instead
 
 
 class WindowedMask(NamedTuple):
-    """The mask of restricted self-attention, in blocks of queries, each with the keys of two or three blocks."""
+    """Restricted self-attention's mask, in blocks of queries, each with the keys of two or three blocks."""
 
-    windows: torch.Tensor  # (B · blocks, 1, block, window), as the attention function takes its mask
+    windows: torch.Tensor  # (B · blocks, 1, block, window), in the attention function's form
 
 
 def pays_in_windows(length: int, radius: int) -> bool:
@@ -351,7 +350,7 @@ def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weight
         with sdpa_kernel(ALL_BUT_CUDNN):
             return attend(*states, **given)
     finally:
-        # Threads share the setting: one may have found cuDNN disabled by another, and restored that state.
+        # Threads share the setting: one may have found cuDNN disabled by another, and restored this.
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 
@@ -364,7 +363,7 @@ def chooses_from_all() -> bool:
 
 
 class KernelChoice(PreTrainedModel):
-    """A model whose attention function can be chosen by name, if it computes attention as the config says."""
+    """A model whose attention function can be chosen by name, if it can compute the config's attention."""
 
     config: HeedConfig
     _supports_sdpa = True
@@ -389,7 +388,7 @@ class KernelChoice(PreTrainedModel):
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _leave_out_of_tensor_parallelism(self) -> None:
-        """Remove the modules that a stack lacks or must keep whole from its plan of tensor parallelism."""
+        """Remove modules that a stack lacks or must keep whole from its tensor-parallel plan."""
         left_out = [] if self.config.activation_function in GATED_ACTIVATIONS else ["fc_gate"]
         if self.config.position_encoding in RELATIVE_ENCODINGS:
             left_out.append("self_attn")  # weights shared by the heads would get only a part of their gradient

@@ -31,8 +31,8 @@ def eager_attention(
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
     Like every attention function of transformers it takes `(B, H, length, width)` queries, keys and values (with fewer
-    heads where groups share them), a mask `(B, 1, Q, K)` that is added to the scores, `dropout` and `scaling`; with
-    relative positions also a `position_bias` or `distances`. It returns the output `(B, Q, H, d_v)` and the weights
+    heads if groups share them), a mask `(B, 1, Q, K)` to add to the scores, `dropout` and `scaling`. With relative
+    positions it also takes a `position_bias` or `distances`. It returns the output `(B, Q, H, d_v)` and the weights
     `(B, H, Q, K)`.
     """
     if module.num_key_value_groups > 1:
@@ -76,7 +76,7 @@ class AdditiveScore(nn.Module):
 class HeedAttention(nn.Module):
     """Multi-head attention: h heads, concatenated and projected (section 3.2.2).
 
-    If `is_causal`, a position sees only itself and earlier ones (section 3.2.3); if `is_cross`, it attends to the
+    If `is_causal`, a position sees only itself and earlier ones (section 3.2.3). If `is_cross`, it attends to the
     source, without relative positions.
     """
 
@@ -112,11 +112,11 @@ class HeedAttention(nn.Module):
     def split_heads(self, states: torch.Tensor, width: int, layout: Layout) -> torch.Tensor:
         """Lay out `(B, length, H · width)` as `(B, H, length, width)`, with padding restored."""
         states = layout.unpack(states)
-        # -1 heads, not h: under tensor parallelism each process holds a share of them.
+        # -1 heads, not h: under tensor parallelism each process holds some of them.
         return states.view(*states.shape[:-1], -1, width).transpose(1, 2)  # (B, H, length, width)
 
     def project_own(self, x: torch.Tensor, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project queries, keys and values of a stack's own states, and prepend keys and values of earlier steps."""
+        """Project the stack's own states to queries, keys and values, and prepend keys and values of earlier steps."""
         query, key, value = project_together(x, self.q_proj, self.k_proj, self.v_proj)
         query, key = (self.split_heads(projected, self.d_k, call.layout) for projected in (query, key))
         value = self.split_heads(value, self.d_v, call.layout)
@@ -127,7 +127,7 @@ class HeedAttention(nn.Module):
         return query, key, value
 
     def project_source(self, x: torch.Tensor, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project queries, and keys and values of the source unless the cache has them."""
+        """Project queries, and the source's keys and values unless the cache has them."""
         query = self.split_heads(project(x, self.q_proj), self.d_k, call.layout)
         cache, source = call.cache, cast(torch.Tensor, call.source)
         if cache is not None and cache.is_updated.get(call.number):

@@ -1,4 +1,4 @@
-"""Base class of both families' configurations: vocabularies, special ids, spelling."""
+"""Base class of both families' configurations: vocabularies, special ids and spelling checks."""
 
 import copy
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from .checksums_heed import CONFIG_KEY
 logger = logging.get_logger(__name__)
 
 HEED_TYPES = ("heed", "heed_rnn")  # both families; their tokenizers fit their vocabularies exactly
-# Models of other families without a limit of length, whatever their `max_position_embeddings`.
+# Model types without a length limit, whatever their `max_position_embeddings`.
 MODELS_OF_ANY_LENGTH = ("m2m_100", "nllb-moe", "t5", "mt5", "umt5", "longt5")
 CHANGED_CODE = "changed_code"  # the user's class or method that a saved model used; the folder does not contain it
-# Keys that transformers and other libraries write into a config.json.
+# Keys that other libraries write into config.json.
 EXTRA_KEYS = (
     "attn_implementation",
     "auto_map",
@@ -39,7 +39,7 @@ MEANT_KEYS = {
     "static_position_embeddings": "position_encoding",
     "tie_encoder_decoder": "",
 }
-# Names of T5, BERT, Llama and others, and the fields of the same meaning.
+# Field names of T5, BERT, Llama and others, and ours with the same meaning.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     others: tuple(fields.split())
     for names, fields in {
@@ -61,12 +61,12 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     }.items()
     for others in names.split()
 }
-TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # of the pipelines
+TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # names of the pipelines
 FORMAT_VERSION = 1
 IGNORED_LABEL = -100  # marks labels without a prediction, as in transformers
 
-# `get_text_config().vocab_size` must be the target's within `generate()`, and the source's for peft; and the Trainer
-# changes the config that `get_text_config()` returns.
+# `get_text_config().vocab_size` must be the target's within `generate()`, but the source's for peft. The Trainer
+# changes the returned config.
 _is_generating = ContextVar("_is_generating", default=False)
 
 
@@ -77,7 +77,7 @@ class OfferedPipelines(dict[str, dict[str, Any]]):
     """
 
     def __contains__(self, task: object) -> bool:
-        """Return whether only the folder has code for a task, not the installed Heedful."""
+        """Return whether the folder has code for a task and the installed Heedful has none."""
         if not super().__contains__(task):
             return False
         from transformers.pipelines import PIPELINE_REGISTRY  # slow to import
@@ -123,7 +123,7 @@ class HeedBaseConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _take_synonyms(self, kwargs: dict[str, Any]) -> None:
-        """Set the fields given by another library's names; a name for one stack wins over a name for both."""
+        """Set the fields given by another library's names; one stack's name wins over a name for both."""
         fields, taken = type(self).__dataclass_fields__, set[str]()
         for synonym in sorted(kwargs, key=lambda name: -len(self._fields_of(name))):
             names = self._fields_of(synonym)
@@ -153,7 +153,7 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @contextmanager
     def vocabulary_of_the_target(self) -> Iterator[None]:
-        """Let `get_text_config()` return the number of target tokens as `vocab_size`, in this thread."""
+        """Let `get_text_config()` return the target's vocabulary size, in this thread."""
         token = _is_generating.set(True)
         try:
             yield
@@ -161,7 +161,7 @@ class HeedBaseConfig(PreTrainedConfig):
             _is_generating.reset(token)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """Return the config of a side, as transformers does; within `generate()`, the target's if no side is named."""
+        """Return one side's config, as transformers does; within `generate()` the target's by default."""
         if decoder == encoder and _is_generating.get() and self.decoder_vocab_size != self.vocab_size:
             config = copy.copy(self)
             config.vocab_size = self.target_vocab_size
@@ -170,12 +170,12 @@ class HeedBaseConfig(PreTrainedConfig):
 
     @property
     def target_vocab_size(self) -> int:
-        """Number of target tokens."""
+        """Size of the target's vocabulary."""
         return self.decoder_vocab_size or self.vocab_size
 
     @property
     def has_one_vocabulary(self) -> bool:
-        """Whether source and target have the same tokens, in one embedding matrix or two."""
+        """Whether source and target share a vocabulary, in one embedding matrix or two."""
         return self.share_encoder_decoder_embeddings and self.decoder_vocab_size == self.vocab_size
 
     @property
@@ -215,7 +215,7 @@ class HeedBaseConfig(PreTrainedConfig):
         self._require(
             not self.shares_source_and_target_embeddings or self.decoder_vocab_size == self.vocab_size,
             "share_encoder_decoder_embeddings",
-            "False where `decoder_vocab_size` differs from `vocab_size`",
+            "False if `decoder_vocab_size` differs from `vocab_size`",
             f"it is True with {self.decoder_vocab_size} and {self.vocab_size}",
         )
         target = self.target_vocab_size
@@ -227,7 +227,7 @@ class HeedBaseConfig(PreTrainedConfig):
                 self._require(is_met, name, f"at least 0 and below {limit}", f"is {token_id}")
 
     def _check_spelling(self, keys: dict[str, Any]) -> None:
-        """Raise a `ValueError` for a key that resembles a field; the base class would keep it without effect."""
+        """Raise a `ValueError` for a key that resembles a field: the base class would keep it without effect."""
         from transformers import GenerationConfig
 
         family = type(self).__name__
@@ -243,13 +243,13 @@ class HeedBaseConfig(PreTrainedConfig):
 
 
 def special_token(model: Any, *names: str) -> Any:
-    """Return the first of these special ids (perhaps a list) in the generation config or config, else `None`."""
+    """Return the first of these special ids (or id lists) in the generation config or config, else `None`."""
     found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
     return next((value for value in found if value is not None), None)
 
 
 def position_limit(config: Any) -> int | None:
-    """Return the longest sequence of any encoder-decoder, or `None` for no limit."""
+    """Return an encoder-decoder's longest sequence, or `None` for no limit."""
     is_extended = config.model_type == "heed" and config.position_encoding != "learned"
     is_extended = is_extended or config.model_type in MODELS_OF_ANY_LENGTH
     return None if is_extended else getattr(config, "max_position_embeddings", None)

@@ -1,4 +1,4 @@
-"""The sizes and options of a Heed Transformer; the defaults are the base model of *Attention Is All You Need*."""
+"""Sizes and options of Heed's Transformer; the defaults are the base model of *Attention Is All You Need*."""
 
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -13,7 +13,7 @@ RELATIVE_ENCODINGS = ("shaw", "t5")
 
 
 def check_one_kernel(attn_implementation: str | dict[str, str] | None) -> None:
-    """Raise a `ValueError` if parts of a model get attention functions of their own, which would be ignored."""
+    """Raise a `ValueError` if a model's parts get separate attention functions, which would be ignored."""
     if isinstance(attn_implementation, dict) and set(attn_implementation) - {""}:
         raise wrong("attn_implementation", "be one name for encoder and decoder", attn_implementation)
 
@@ -30,26 +30,27 @@ class HeedConfig(HeedBaseConfig):
         decoder_vocab_size (`int`, *optional*): Number of target tokens; `None` becomes `vocab_size`. Assigning
             `vocab_size` sets both if they are equal and `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
-        encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder
-            translates about as well, and faster.
+        encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder translates
+            about as well, and faster.
         share_layers (`bool`): A stack has one layer and applies it N times (Dehghani et al., 2019, "Universal
             Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
-        encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads. A smaller
-            number saves cache, as each serves a group of query heads; `None` gives each query head its own.
-        d_k, d_v (`int`, *optional*): Width of queries and keys, and of values, of one head; `None` is d_model / h.
+        encoder_key_value_heads, decoder_key_value_heads (`int`, *optional*): Number of key and value heads. Fewer make
+            the cache smaller: a group of query heads shares each; `None` gives each query head its own.
+        d_k, d_v (`int`, *optional*): Width of one head's queries and keys, and of its values; `None` is d_model / h.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
         activation_function (`str`): A `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with `gelu_new`,
-            as in T5 v1.1) or `reglu`: with a gate, a third matrix that multiplies the inner layer (Shazeer, 2020).
-        attention_bias, feed_forward_bias (`bool`): Whether the projections of attention (section 3.2.2: no biases) and
-            the feed-forward networks (equation 2: biases) have biases.
-        attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive`
-            (Bahdanau et al., 2015; compared in section 3.2.1), for the `eager` kernel only.
-        encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r
-            positions away (restricted self-attention, section 4); `None` reaches everything.
+            as in T5 v1.1) or `reglu`: with a gate, a third matrix whose output multiplies the inner layer (Shazeer,
+            2020).
+        attention_bias, feed_forward_bias (`bool`): Whether the projections in attention (section 3.2.2: no) and in
+            feed-forward networks (equation 2: yes) have biases.
+        attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive` (Bahdanau et al.,
+            2015; compared in section 3.2.1; only with the `eager` kernel).
+        encoder_neighbourhood, decoder_neighbourhood (`int`, *optional*): Self-attention reaches at most r positions
+            away (restricted self-attention, section 4); `None` sets no limit.
         position_encoding (`str`): `sinusoidal` (section 3.5), `learned` (Table 3, row E; no longer than
             `max_position_embeddings`), or `none`. Relative positions, to any length, are `rotary` (Su et al., 2021),
-            `shaw` (Shaw et al., 2018; for the `eager` kernel only) and `t5` (Raffel et al., 2020).
+            `shaw` (Shaw et al., 2018; only with the `eager` kernel) and `t5` (Raffel et al., 2020).
         relative_attention_max_distance (`int`, *optional*): The largest distance that `shaw` and `t5` distinguish;
             `None` is 16 for `shaw` and 128 for `t5`, as in the papers.
         relative_bias_in_each_layer (`bool`): With `t5` each layer has its own bias, as in umT5 (Chung et al., 2023);
@@ -57,12 +58,12 @@ class HeedConfig(HeedBaseConfig):
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
             `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
         position_offset (`int`): The first token's position for sinusoids: 0 in the paper, 2 in M2M100.
-        max_position_embeddings (`int`): Longest sequence of `learned` positions, and the default length limit
-            of `generate()`; other positions extend to any length, except in CTranslate2's tables.
+        max_position_embeddings (`int`): Longest sequence with `learned` positions, and the default length limit of
+            `generate()`. Other positions have no limit, except in CTranslate2's tables.
         scale_embedding (`bool`): Multiplies embeddings by √d_model (section 3.4).
-        norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is
-            x + Sublayer(LayerNorm(x)) with a norm at the end of each stack, steadier in deep models.
-        embedding_norm (`bool`): A norm of embeddings plus positions, before their dropout, in both stacks (BART's).
+        norm_placement (`str`): `post` is LayerNorm(x + Sublayer(x)) (section 3.1); `pre` is x + Sublayer(LayerNorm(x))
+            with a norm at the end of each stack; training deep models is then more stable.
+        embedding_norm (`bool`): Whether both stacks norm embeddings plus positions, before dropout, as in BART.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
         depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
@@ -76,11 +77,11 @@ class HeedConfig(HeedBaseConfig):
         label_smoothing (`float`): ε_ls of the training loss (section 5.4); in evaluation mode the loss is the plain
             cross-entropy.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each. `True` shares
-            them according to the next two fields; if both are `True`, there is one matrix (section 3.4).
+            them by the next two fields; if both are `True`, there is one matrix (section 3.4).
         share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary and, unless
             `tie_word_embeddings` is False, one embedding matrix.
-        tie_output_embeddings (`bool`): Target embeddings and the pre-softmax matrix are one.
-        output_bias (`bool`): Adds a bias to the pre-softmax matrix, as in Marian, but not in the paper.
+        tie_output_embeddings (`bool`): Target embeddings and the pre-softmax layer have one matrix.
+        output_bias (`bool`): Adds a bias to the pre-softmax layer, as in Marian; not in the paper.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
         pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids; the last is the
             decoder's first input.
@@ -171,7 +172,7 @@ class HeedConfig(HeedBaseConfig):
             self._require(is_wide, "d_model", "at least 4 for `tensor2tensor` sines")
         rule, found = "at least 0, and 0 unless `position_encoding` is sinusoidal", f"is {offset} with {encoding}"
         self._require(offset == 0 or (offset > 0 and encoding == "sinusoidal"), "position_offset", rule, found)
-        # In T5's decoder 16 buckets have one distance each; the others need one more at least.
+        # In T5's decoder 16 buckets have one distance each; the others need at least one more.
         farthest, least = self.relative_attention_max_distance, {"shaw": 1, "t5": 17}.get(encoding)
         rule, found = "None, or at least 1 with shaw and 17 with t5 positions", f"is {farthest} with {encoding}"
         is_met = farthest is None or (least is not None and farthest >= least)
@@ -183,7 +184,7 @@ class HeedConfig(HeedBaseConfig):
         self._require(is_met, "attention_scoring", "scaled_dot or dot with shaw")
 
     def _check_heads(self, stack: str) -> None:
-        """Check that the sizes of one stack can be divided by its heads."""
+        """Check that one stack's sizes can be divided by its heads."""
         heads = getattr(self, f"{stack}_attention_heads")
         key_value_heads = getattr(self, f"{stack}_key_value_heads") or heads
         for name in ("d_k", "d_v"):

@@ -1,4 +1,4 @@
-"""The sizes and options of a recurrent encoder-decoder, the model that *Attention Is All You Need* replaced."""
+"""Sizes and options of recurrent encoder-decoders, which the Transformer replaced."""
 
 from typing import Any, Literal
 
@@ -18,12 +18,12 @@ class HeedRNNConfig(HeedBaseConfig):
         vocab_size, decoder_vocab_size, tie_word_embeddings, share_encoder_decoder_embeddings, tie_output_embeddings,
             source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
             decoder_start_token_id, format_version: As in `HeedConfig`.
-        embedding_size (`int`): Width of the embeddings, and of the input of the pre-softmax matrix.
-        hidden_size (`int`): Width of the decoder's state and of the encoder's output; each direction of a
-            bidirectional encoder has half of it.
+        embedding_size (`int`): Width of the embeddings and of the pre-softmax layer's input.
+        hidden_size (`int`): Width of the decoder's state and of the encoder's output; in a bidirectional encoder each
+            direction has half of it.
         encoder_layers, decoder_layers (`int`): Number of recurrent layers.
-        cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers
-            et al., 2000) or `gru` (Cho et al., 2014).
+        cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with Gers et al.'s forget gate,
+            2000) or `gru` (Cho et al., 2014).
         activation_function (`str`): `tanh`, `relu`, `sigmoid` or `linear` for the cell `rnn`; torch has no fused cells
             with the last two. `lstm` and `gru` need `tanh`.
         bidirectional (`bool`): Whether encoder layers run in both directions (Schuster and Paliwal, 1997).
@@ -33,12 +33,12 @@ class HeedRNNConfig(HeedBaseConfig):
         input_feeding (`bool`): Whether the previous step's attention output is fed to the decoder with each token
             (Luong et al., 2015, section 3.3; training then runs step by step), or, without attention, the encoder's
             last state (Cho et al., 2014).
-        num_attention_heads (`int`): 1, for prompt tuning with peft; its `token_dim` is `embedding_size`.
+        num_attention_heads (`int`): 1, for prompt tuning with peft, whose `token_dim` is `embedding_size`.
         bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
-            `copy`, or `none` (the decoder begins with zeros).
+            `copy`, or `none` (zeros).
         reverse_source (`bool`): Whether the encoder begins at the source's end (Sutskever et al., 2014, section 3.3).
         use_fused_cells (`bool`): Whether torch's fused cells run, or the equations: slower, but differentiable twice.
-        dropout (`float`): Dropout on embeddings, between layers and on the input of the pre-softmax matrix.
+        dropout (`float`): Dropout on embeddings, between layers and on the pre-softmax layer's input.
         label_smoothing (`float`): ε_ls of the training loss; in evaluation mode the loss is the plain cross-entropy.
         use_cache (`bool`): Whether `generate()` continues from the last state instead of from the beginning.
 
@@ -48,7 +48,7 @@ class HeedRNNConfig(HeedBaseConfig):
 
     model_type = "heed_rnn"
     attribute_map = {"d_model": "hidden_size", "num_hidden_layers": "encoder_layers"}
-    # Not `layers.*`: with input feeding the decoder's layers would be gathered at every token.
+    # Not `layers.*`: with input feeding, each token would gather the decoder's layers.
     base_model_fsdp_plan = {"embed_tokens": "free_full_weight"}
 
     embedding_size: int = 512

@@ -1,7 +1,6 @@
 """Encoder and decoder as one model, and the output layer with its loss, for both families.
 
-Letters in shape comments: B batch, T target length, D width of the states, V number of tokens in the target's
-vocabulary.
+Letters in shape comments: B batch, T target length, D width of the states, V size of the target's vocabulary.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ Count = int | torch.Tensor | None
 
 
 class EncoderDecoder(nn.Module):
-    """A model of an `encoder` and a `decoder`, without a pre-softmax layer."""
+    """An `encoder` and a `decoder`, without a pre-softmax layer."""
 
     config: Any
     encoder: Any
@@ -99,7 +98,7 @@ class EncoderDecoder(nn.Module):
         return given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given)
 
     def _beside_states(self, encoded: Any) -> dict[str, Any]:
-        """Return the decoder's other arguments from the encoder's output."""
+        """Return further arguments for the decoder from the encoder's output."""
         return {}
 
 
@@ -151,9 +150,9 @@ class OutputLayer(nn.Module):
             labels: `(batch, target_length)`, -100 at positions without a prediction.
             use_cache: Whether to return a cache; never with labels.
             logits_to_keep: Number of last positions whose logits are computed, or the positions; 0 means all. With
-                labels and no position, `torch.arange(0)`, the loss is computed as by `loss_of`.
-            num_items_in_batch: Divisor of the summed loss: the number of labels of one update, over all micro-batches
-                and processes; by default that of this call.
+                labels and no positions (`torch.arange(0)`), `loss_of` computes the loss.
+            num_items_in_batch: Divisor of the summed loss: one update's number of labels, over all micro-batches and
+                processes; by default this call's.
             kwargs: `output_attentions`, `output_hidden_states`, `return_dict`.
 
         Returns:
@@ -201,13 +200,13 @@ class OutputLayer(nn.Module):
     ) -> torch.Tensor:
         """Return the loss of `forward`, in nats per label, for a step that uses nothing else and differentiates once.
 
-        It is computed without logits, and on the CPU without padding, unless a user's code uses or makes them.
+        Unless a user's code uses or makes them, no logits are computed, and on the CPU no padding.
 
         Args:
             batch: Arguments of `forward` with `labels`, and perhaps `target_places`: the flat indices of labels other
                 than -100, which avoid a GPU synchronization.
             num_items_in_batch: As in `forward`.
-            objective: Replaces the cross-entropy by several sums; the first is differentiated.
+            objective: Replaces the cross-entropy; it may return several sums, whose first is differentiated.
             body: Replaces `model`, for example compiled.
         """
         others = {name: value for name, value in batch.items() if name not in ("labels", "target_places")}
@@ -222,7 +221,7 @@ class OutputLayer(nn.Module):
         return self.loss(self._score(states), labels, num_items_in_batch, objective)
 
     def _inputs_of_labels(self, inputs: Mapping[str, Any], labels: torch.Tensor) -> dict[str, Any]:
-        """Return inputs without a cache, with the decoder's made from the labels if missing."""
+        """Return inputs without a cache; missing decoder inputs are made from the labels."""
         given = {**inputs, "use_cache": False}
         if given.get("decoder_input_ids") is None and given.get("decoder_inputs_embeds") is None:
             given["decoder_input_ids"] = self.prepare_decoder_input_ids_from_labels(labels)
@@ -237,7 +236,7 @@ class OutputLayer(nn.Module):
             return False
         if has_own(self, "loss", "_score", "_smoothing") or not is_known(smoothed_cross_entropy):
             return False
-        # A loss in float16 must be scaled before it is differentiated.
+        # A float16 loss must be scaled before it is differentiated.
         return torch.float16 not in (self.lm_head.weight.dtype, computing_dtype(self.lm_head.weight))
 
     def loss(
@@ -251,7 +250,7 @@ class OutputLayer(nn.Module):
     def _loss_of_states(
         self, states: Any, labels: Any, count: Count, objective: Any = None, places: Any = None
     ) -> torch.Tensor:
-        """Return the same as `loss`, from the `(B, T, D)` inputs of `lm_head`."""
+        """Return the same as `loss`, from the `(B, T, D)` inputs to `lm_head`."""
         check_label_shape(states, labels)
         labels, head = labels.to(states.device).flatten(), self.lm_head
         places = (labels != IGNORED_LABEL).nonzero()[:, 0] if places is None else places

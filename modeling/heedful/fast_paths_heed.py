@@ -1,9 +1,9 @@
-"""Fast paths on the CPU, which are not in the paper and give the same results.
+"""Fast paths on the CPU: they are not in the paper and give the same results.
 
-They are `project` and `project_together` (products by oneDNN, joined), `HeedDropout` (16 random bits a feature),
-`normalise` (norms that keep less for the gradient) and `only_tokens_are_returned` (inference mode). Each steps aside
-for hooks, tracing, transforms of functions, adapters, quantizers, shards, patches, and states that may be observed:
-`is_eager` checks a call, `is_unmodified` a layer, `runs_known_code` a model.
+They are `project` and `project_together` (products by oneDNN, joined), `HeedDropout` (16 random bits per feature),
+`normalise` (norms that keep less for the gradient) and `only_tokens_are_returned` (inference mode). The ordinary
+operation runs if there are hooks, tracing, function transforms, adapters, quantizers, shards, patches or observed
+states: `is_eager` checks a call, `is_unmodified` a layer, `runs_known_code` a model.
 
 Without them a training step takes 1.9 times as long (3 + 3 layers of width 256, 64 pairs of 8 to 31 tokens, one core
 with AVX-512, float32). Others are layouts without padding (`packed_rows_heed.py`) and the loss (`loss_heed.py`).
@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .processor_heed import multiplies_by_onednn
 
-# When they step aside
+# When the ordinary operation runs
 
 
 def is_traced() -> bool:
@@ -53,14 +53,14 @@ def is_eager() -> bool:
     )
 
 
-# Files of modules and functions that keep no tensor of a call: ours (also from the Hub), torch's, transformers'.
+# Modules and functions that keep no tensors: ours (also from the Hub), torch's, transformers'.
 OURS = rf"{re.escape(__name__.rpartition('.')[0])}\.\w+_heed"
 FILES_OF_MODULES = re.compile(rf"{OURS}|torch\.nn\.modules\.|transformers\.activations$")
 FILES_OF_FUNCTIONS = re.compile(rf"{OURS}|torch\.|transformers\.|accelerate\.")
 
 
 def is_known(function: Any) -> bool:
-    """Return whether a function, and every function that it wraps, is Heedful's, torch's or transformers'."""
+    """Return whether a function, and each function it wraps, is Heedful's, torch's or transformers'."""
     while isinstance(function := getattr(function, "__func__", function), FunctionType):
         place = function.__globals__.get("__name__", "")  # a patch copies the function's other names
         if not FILES_OF_FUNCTIONS.match(place):
@@ -69,14 +69,14 @@ def is_known(function: Any) -> bool:
     return function is None or isinstance(function, BuiltinFunctionType)
 
 
-# The function that a layer's `forward` calls, and both as they were at import.
+# The function that each layer's `forward` calls, and both as they were at import.
 FUNCTIONS: dict[Any, str] = {nn.Linear: "linear", nn.LayerNorm: "layer_norm", nn.Dropout: "dropout"}
 AS_FOUND = ((kind, (kind.forward, getattr(F, name))) for kind, name in FUNCTIONS.items())
 ORIGINALS = {kind: called for kind, called in AS_FOUND if all(map(is_known, called))}
 
 
 def is_original(kind: type[nn.Module]) -> bool:
-    """Return whether a layer's functions are torch's, not replaced by others."""
+    """Return whether a layer's functions are torch's, not replacements."""
     return (kind.forward, getattr(F, FUNCTIONS[kind])) == ORIGINALS.get(kind)
 
 
@@ -92,7 +92,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def foreign_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """Return a module's forward hooks except transformers' recording, and a `forward` set on it, as by accelerate."""
+    """Return a module's forward hooks except transformers' recording, and a `forward` set on it (as by Accelerate)."""
     if not (module._forward_pre_hooks or module._forward_hooks or "forward" in module.__dict__):
         return []
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
@@ -116,7 +116,7 @@ def runs_known_code(model: Any) -> bool:
 
 
 def foreign_code(modules: Iterable[nn.Module]) -> str | None:
-    """Return the name of a user's class or method among modules, or `None`; hooks are ignored."""
+    """Return the name of the first user class or method among modules, or `None`; hooks are ignored."""
     kinds: dict[Any, None] = {}
     for module in modules:
         kinds[kind := type(module)] = None
@@ -133,7 +133,7 @@ def foreign_code(modules: Iterable[nn.Module]) -> str | None:
 
 
 def method_of_one(module: nn.Module) -> str | None:
-    """Return the name of a user's method set on a module itself, or `None`; `forward` counts as a hook."""
+    """Return the name of the first user method set on a module itself, or `None`; `forward` counts as a hook."""
     own = {name: value for name, value in vars(module).items() if callable(value) and name != "forward"}
     found = (name for name in own if callable(getattr(type(module), name, None)))
     return next((name for name in found if not is_known(own[name])), None)
@@ -157,7 +157,7 @@ def _our_classes(kind: type) -> list[type]:
 
 @functools.lru_cache(1024)
 def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
-    """Return the name of a class's method that is a user's; `values`, its present attributes, key the cache."""
+    """Return the name of the class's first user method; `values`, its present attributes, key the cache."""
     for name, value in vars(kind).items():
         method = getattr(value, "fget", None) or getattr(value, "__func__", value)
         if callable(method) and not isinstance(method, type) and not is_known(method):
@@ -213,7 +213,7 @@ def is_large(states: torch.Tensor, out_features: int) -> bool:
 
 
 def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x Wᵀ + b of `(…, in_features)` in an eager call, by oneDNN where that is faster."""
+    """Return x Wᵀ + b for `(…, in_features)` states in an eager call, by oneDNN if that is faster."""
     # Tensors of other types are quantized, sharded or traced.
     is_for_onednn = (
         multiplies_by_onednn()
@@ -230,7 +230,7 @@ def linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-    # As rows: of other shapes oneDNN returns a view, and a function's view may not be changed in place.
+    # As rows: for other shapes oneDNN returns a view, which may not be changed in place.
     return OneDnnProduct.apply(states.reshape(-1, states.shape[-1]), weight, bias).view(*states.shape[:-1], -1)
 
 
@@ -245,7 +245,7 @@ def project(states: torch.Tensor, projection: Any) -> torch.Tensor:
 
 
 def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[torch.Tensor, ...]:
-    """Apply projections to the same `(…, D)` states; while training on the CPU as one product."""
+    """Apply projections to the same `(…, D)` states, in training on the CPU as one product."""
     # On a GPU autocast rounds each weight once per update, but joined weights once per micro-batch.
     is_joined = torch.is_grad_enabled() and states.device.type == "cpu" and is_eager()
     if not is_joined or not all(is_unmodified(each) for each in projections):
@@ -257,14 +257,14 @@ def project_together(states: torch.Tensor, *projections: nn.Linear) -> tuple[tor
 
 
 def computing_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype of matrix products with a tensor: its own, or autocast's."""
+    """Return the dtype of matrix products with a tensor: the tensor's, or autocast's."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 # Dropout
 
-INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+INTEGERS_BY_WIDTH = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # keys: bytes
 
 
 class SharedBitsDropout(torch.autograd.Function):
@@ -272,12 +272,12 @@ class SharedBitsDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
-        """Drop features of states where `kept`, of their shape, is 0 and not -1."""
+        """Drop features where `kept`, with the shape of the states, is 0 and not -1."""
         ctx.save_for_backward(kept)
         ctx.scale = scale
         scaled = states * scale
         integers = INTEGERS_BY_WIDTH[scaled.element_size()]
-        scaled.view(integers).bitwise_and_(kept.to(integers))  # several times as fast as a product
+        scaled.view(integers).bitwise_and_(kept.to(integers))  # several times faster than a product
         return scaled
 
     @staticmethod
@@ -293,13 +293,13 @@ class HeedDropout(nn.Dropout):
     """`nn.Dropout` (section 5.4) with 16 random bits per feature on the CPU; p is exact to 1/65,536."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Drop features of a tensor of any shape while training."""
+        """Drop features of any tensor in training."""
         if not self.training or self.p == 0.0:
             return states
         is_for_bits = states.device.type == "cpu" and type(states) is torch.Tensor and is_eager()
         if not (is_for_bits and is_original(nn.Dropout)) or self.p == 1.0:
             return super().forward(states)
-        dropped = min(round(self.p * 2**16), 2**16 - 1)  # of the 2^16 values of an int16
+        dropped = min(round(self.p * 2**16), 2**16 - 1)  # of an int16's 2^16 values
         words = torch.empty((states.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         kept = words.view(torch.int16)[: states.numel()].ge_(dropped - 2**15).neg_().to(torch.int8)
         return SharedBitsDropout.apply(states, kept.view(states.shape), 2**16 / (2**16 - dropped))
@@ -309,7 +309,7 @@ class HeedDropout(nn.Dropout):
 
 
 class LeanLayerNorm(torch.autograd.Function):
-    """LayerNorm that keeps for its gradient its output, which the next product keeps too, instead of its input."""
+    """LayerNorm whose gradient uses its output, which the next product keeps anyway, instead of its input."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -321,7 +321,7 @@ class LeanLayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of states, weight and bias, from the input recomputed from the output."""
+        """Return the gradients of states, weight and bias; the input is recomputed from the output."""
         output, reciprocal, weight, bias = ctx.saved_tensors
         normalised = (output - bias).div_(weight)
         zero, one = torch.zeros_like(reciprocal), torch.ones_like(reciprocal)
@@ -331,7 +331,7 @@ class LeanLayerNorm(torch.autograd.Function):
         return None if of_normalised is None else of_normalised.mul_(reciprocal), of_weight, of_bias, None
 
 
-LARGEST_BIAS = 16  # times the weight: recomputing the input then costs about four bits of float32
+LARGEST_BIAS = 16  # times the weight: recomputing the input then costs about four bits of precision
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
@@ -348,7 +348,7 @@ def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
 
 
 def normalise(states: torch.Tensor, norm: Any, call: Any = None) -> torch.Tensor:
-    """Apply a norm to `(…, D)` states; in a lean call it keeps less, but its gradient cannot be differentiated."""
+    """Apply a norm to `(…, D)` states; a lean call keeps less, but its gradient cannot be differentiated."""
     if call is not None and call.is_lean and can_use_lean_norm(norm, states):
         return LeanLayerNorm.apply(states, norm.weight, norm.bias, norm.eps)
     # A T5 in float16 divides states in float32 before it rounds them, as in transformers.
@@ -359,20 +359,20 @@ def normalise(states: torch.Tensor, norm: Any, call: Any = None) -> torch.Tensor
 
 # Decoding
 
-READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))  # what `generate()` neither calls nor fills
-# Settings by which it returns or keeps more than tokens, or calls other code.
+READ_ALONE = (torch.Tensor, str, float, int, bool, type(None))  # `generate()` neither calls nor fills these
+# With these it returns or keeps more than tokens, or calls other code.
 KEEPING_SETTINGS = ("return_dict_in_generate", "cache_implementation", "custom_generate", "synced_gpus")
 
 
 def only_tokens_are_returned(
     model: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **kwargs: Any
 ) -> bool:
-    """Return whether `generate()` returns only tokens: it may run in inference mode, a tenth faster."""
+    """Return whether `generate()` returns only tokens: it may then run in inference mode, a tenth faster."""
     settings = [kwargs, vars(model.generation_config), *([vars(generation_config)] if generation_config else [])]
     return (
         is_eager()
         and all(type(value) in READ_ALONE for value in (inputs, *args, *kwargs.values()))
         and not any(each.get(name) for each in settings for name in KEEPING_SETTINGS)
         and runs_known_code(model)
-        and not torch.is_autocast_enabled(model.device.type)  # which keeps copies of the weights
+        and not torch.is_autocast_enabled(model.device.type)  # it keeps copies of the weights
     )

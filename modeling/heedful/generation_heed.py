@@ -18,11 +18,11 @@ from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, 
 from .messages_heed import listed, wrong
 from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 
-# Where neither the call nor the generation config sets a limit: transformers' own, 20, cuts ordinary sentences.
+# If neither the call nor the generation config sets a limit: transformers' own, 20, cuts ordinary sentences.
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments that `generate()` does not pass to a `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
-COMPILED_DEVICES = ("cuda",)  # where a step over a static cache is compiled
+COMPILED_DEVICES = ("cuda",)  # on these a step with a static cache is compiled
 NAMES = [name for name in inspect.signature(GenerationMixin.generate).parameters if name not in ("self", "kwargs")]
 
 
@@ -30,12 +30,12 @@ def check_strategy(arguments: dict[str, Any]) -> None:
     """Raise a `ValueError` for arguments that a callable `custom_generate` would not receive."""
     for name in KEPT_FROM_STRATEGIES if callable(arguments.get("custom_generate")) else ():
         if (given := arguments.get(name)) is not None:
-            must = "be None with a `custom_generate`, to which transformers hands none"
+            must = "be None with a `custom_generate`, to which transformers does not pass it"
             raise wrong(name, must, f"a {type(given).__name__}")
 
 
 def check_generate_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise a `ValueError` for arguments that transformers' `generate()` ignores, or refuses without a reason."""
+    """Raise a `ValueError` for arguments that transformers' `generate()` ignores, or refuses without explanation."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
         raise wrong("custom_generate", f"be an object such as {strategy.__name__}(…)", "the class itself")
@@ -45,7 +45,7 @@ def check_generate_arguments(kwargs: dict[str, Any]) -> None:
     source: Any = next((given for given in sources if given is not None), None)
     is_ids = isinstance(source, torch.Tensor) and not source.is_floating_point()
     if is_ids and (source.dim() != 2 or not source.numel()):
-        must = "be of shape (batch, source_length), with a sentence and a token at least"
+        must = "be of shape (batch, source_length), with at least one sentence and token"
         raise wrong("input_ids", must, f"of shape {tuple(source.shape)}", verb="are")
     prompt = kwargs.get("decoder_input_ids")
     if source is not None and prompt is not None and len(source) != len(prompt):
@@ -55,7 +55,7 @@ def check_generate_arguments(kwargs: dict[str, Any]) -> None:
 def counted(
     generated: torch.Tensor, ends: int | list[int] | None, stop_strings: str | list[str] | None, tokenizer: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each generated row's number of tokens, with its end token, and whether it has ended, both `(rows)`."""
+    """Return each generated row's length, its end token included, and whether it has ended, both `(rows)`."""
     is_end = torch.isin(generated, torch.tensor([] if ends is None else ends, device=generated.device))
     ended = is_end.any(dim=1)
     # argmax finds the first end; a row without one is as long as the longest.
@@ -80,11 +80,11 @@ def prepare_to_go_on(kwargs: dict[str, Any], start: int) -> None:
         must = f"be the whole target so far, more than the {read} tokens in `{CACHE}`"
         raise wrong("decoder_input_ids", must, f"{given} tokens", verb="are")
     if read and kwargs.get("decoder_attention_mask") is None:
-        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would decode them once more
+        kwargs["decoder_attention_mask"] = torch.ones_like(prompt)  # or transformers would decode them again
 
 
 def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
-    """Warn of settings of Heedful's beam search if transformers' own is about to run."""
+    """Warn of settings for Heedful's beam search if transformers' beam search will run."""
     names = ("length_penalty_form", "tokens_beyond_source")
     ignored = [f"`{name}`" for name in names if getattr(config, name, None) not in (None, "power")]
     if ignored and not callable(strategy):
@@ -110,14 +110,14 @@ def check_weights(model: Any, place: str = "") -> None:
 
 def check_logits(values: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise a `ValueError` if a model's logits, or scores computed from them, are NaN or infinite."""
-    if not bool((values < torch.inf).all()):  # forbidden tokens have -inf
+    if not bool((values < torch.inf).all()):  # forbidden tokens get -inf
         cure = "load the model with `dtype=torch.float32`, or bfloat16, and save it so"
         cure = "look at its weights" if dtype == torch.float32 else cure
         raise ValueError(f"The model's logits must be finite numbers, but some are not in {dtype}: {cure}.")
 
 
 class FiniteLogits(LogitsProcessor):
-    """Checks a model's logits at a search's first step."""
+    """Checks a model's logits at the first step."""
 
     def __init__(self, model: Any, fills_cache: bool = False):
         self.model, self.fills_cache = model, fills_cache
@@ -131,13 +131,13 @@ class FiniteLogits(LogitsProcessor):
 
 
 def with_check(model: Any, processors: Any, fills_cache: bool = False) -> LogitsProcessorList:
-    """Return logits processors after one check of the model's logits."""
+    """Return logits processors, preceded by one check of the model's logits."""
     others = [each for each in processors or () if not isinstance(each, FiniteLogits)]
     return LogitsProcessorList([FiniteLogits(model, fills_cache), *others])
 
 
 def give_each_row_its_source(cache: Any) -> None:
-    """Repeat the source's keys and values in a returned cache, a row for each target."""
+    """Expand the source's keys and values in a returned cache to one row per target."""
     if not isinstance(cache, EncoderDecoderCache):
         return
     layers: Any = zip(cache.self_attention_cache.layers, cache.cross_attention_cache.layers, strict=True)
@@ -155,7 +155,7 @@ class HeedGenerationMixin(GenerationMixin):
     generation_config: GenerationConfig
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        """Shift `(batch, target_length)` labels, padded on the right, by one: each input is the label before."""
+        """Shift `(batch, target_length)` labels, padded on the right, by one: each input is the preceding label."""
         _check_padding_side(labels)
         # Not by a slice: an exported program would then refuse targets of one token.
         shifted = labels.roll(1, dims=1)
@@ -188,19 +188,19 @@ class HeedGenerationMixin(GenerationMixin):
 
     @functools.wraps(GenerationMixin.compute_transition_scores)
     def compute_transition_scores(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return each generated token's score as transformers does, with the target's vocabulary."""
+        """Score each generated token as transformers does, with the target's vocabulary."""
         with self.config.vocabulary_of_the_target():
             return GenerationMixin.compute_transition_scores(self, *args, **kwargs)
 
 
 class CachedGenerationMixin(HeedGenerationMixin):
-    """`generate()` for a model that caches keys and values; hypotheses of one sentence share its source."""
+    """`generate()` for models that cache keys and values; one sentence's hypotheses share its source."""
 
     lm_head: Any
-    prepared: Any = None  # packed weights that encode and search, set by `heedful.prepare_for_inference`
+    prepared: Any = None  # packed weights for encoding and search, set by `heedful.prepare_for_inference`
 
     def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder; a prepared model returns the one with packed weights."""
+        """Return the encoder, in a prepared model that with packed weights."""
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     @staticmethod
@@ -216,7 +216,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(attention_mask: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor | None:
-        """Return the decoder's mask unchanged: transformers' for a static cache lacks neighbourhood and padding."""
+        """Return the decoder's mask unchanged: transformers' static-cache mask lacks neighbourhood and padding."""
         return attention_mask
 
     @either_cache_name
@@ -228,10 +228,10 @@ class CachedGenerationMixin(HeedGenerationMixin):
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return one step's inputs; transformers' method takes longer than the attention of a small model."""
+        """Return one step's inputs; transformers' method takes longer than a small model's attention."""
         is_static = cache is not None and cache.is_compileable
         if attention_mask is None and is_static:
-            # `share_sources` leaves out a mask of ones, but without one a step is compiled anew.
+            # `share_sources` leaves out a mask of ones, but without it a step is compiled again.
             source = kwargs["encoder_outputs"][0]
             attention_mask = torch.ones(source.shape[:2], dtype=torch.long, device=source.device)
         is_ordinary = cache is not None and not is_static and is_unmodified(self.lm_head)
@@ -248,7 +248,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
         return super()._sample(*args, **share_sources(self, kwargs)) if found is None else found
 
     def _beam_search(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Search as transformers does, and compile the step as it does for greedy search."""
+        """Search as transformers does, with a step compiled as in its greedy search."""
         if self.prepared is not None and (found := self.prepared.decode(*args, **kwargs)) is not None:
             return found
         config, searching = kwargs["generation_config"], self
@@ -268,14 +268,14 @@ class CompiledSteps:
         return getattr(self._model, name)
 
     def __call__(self, **inputs: Any) -> Any:
-        """Run the first step as it is, later ones compiled."""
+        """Run the first step uncompiled, later steps compiled."""
         return (self._step if inputs[CACHE].is_updated.get(0) else self._model)(**inputs)
 
 
 def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None) -> dict[str, Any]:
-    """Return a search's arguments with one row of the source for the `each` hypotheses of a sentence.
+    """Return a search's arguments with one source row for the `each` hypotheses of a sentence.
 
-    With other models than Heed's Transformer, or if a user's code may see the rows, each hypothesis keeps its own row.
+    If the model is no Heed Transformer, or a user's code may see the rows, each hypothesis keeps its row.
     """
     if not (isinstance(model, CachedGenerationMixin) and runs_known_code(model)):
         return arguments
@@ -287,7 +287,7 @@ def share_sources(model: Any, arguments: dict[str, Any], each: int | None = None
         encoded, mask = copy.copy(encoded), None if mask is None else mask[::each]
         encoded.last_hidden_state = encoded.last_hidden_state[::each].contiguous()
     if mask is not None and not torch.compiler.is_compiling() and bool(mask.all()):
-        mask = None  # otherwise each step would search it for padding
+        mask = None  # or each step would search it for padding
     return arguments | {"encoder_outputs": encoded, "attention_mask": mask}
 
 

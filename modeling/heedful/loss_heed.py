@@ -1,9 +1,9 @@
 """The training loss (section 5.4 of *Attention Is All You Need*), for both families.
 
-`smoothed_cross_entropy` is the formula; `OutputLoss`, which trains Transformers, computes the same and its gradient
-without all logits in memory. If you change one, change the other; `tests/model/test_loss.py` compares them.
+`smoothed_cross_entropy` is the formula. `OutputLoss`, which trains Transformers, computes the same, and its gradient,
+without all logits in memory. If you change one, change the other: `tests/model/test_loss.py` compares them.
 
-Letters in shape comments: N target tokens, D width of the states, V number of tokens in the target's vocabulary.
+Letters in shape comments: N target tokens, D width of the states, V size of the target's vocabulary.
 """
 
 from typing import Any
@@ -16,16 +16,16 @@ from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_eager, linear
 from .messages_heed import wrong
 
-TOKENS_AT_ONCE = 256  # whose logits `OutputLoss` holds on the CPU
-LOGITS_ON_GPU = 2**27  # that it holds there, where an operation takes as long for a few as for many
-MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix whose gradients it adds up
-LOGITS_AT_ONCE = 2**18  # whose softmax it computes on the CPU, within its cache
+TOKENS_AT_ONCE = 256  # whose logits `OutputLoss` holds at once on the CPU
+LOGITS_ON_GPU = 2**27  # held at once on a GPU, where a small operation takes as long as a large one
+MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix, whose gradients are added at once
+LOGITS_AT_ONCE = 2**18  # whose softmax is computed at once on the CPU, to fit its cache
 
 
 def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Return the summed cross-entropy of `(…, V)` logits and `(…)` labels, -100 at padding, in nats and float32.
 
-    Label smoothing ε_ls (section 5.4): the target has 1 - ε_ls at the label, and ε_ls spread evenly over all V tokens.
+    Label smoothing ε_ls (section 5.4): the target is 1 - ε_ls at the label, plus ε_ls spread evenly over all V tokens.
     """
     return F.cross_entropy(
         logits.flatten(0, -2).float(),
@@ -39,7 +39,7 @@ def smoothed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing
 class OutputLoss(torch.autograd.Function):
     """`smoothed_cross_entropy` of the pre-softmax layer's logits, and gradients, for some target tokens at a time.
 
-    Memory does not grow with tokens × vocabulary, and nothing is computed for padding.
+    Memory does not grow with tokens × vocabulary, and padding costs nothing.
     """
 
     @staticmethod
@@ -55,7 +55,7 @@ class OutputLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return the summed loss in nats of the labels at these places, from states `(…, D)` and weight `(V, D)`.
 
-        An objective replaces the cross-entropy by several sums; the first is the loss.
+        An objective replaces the cross-entropy; it may return several sums, whose first is the loss.
         """
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dtype = computing_dtype(states)
@@ -77,7 +77,7 @@ class OutputLoss(torch.autograd.Function):
                 if of_states is not None:
                     of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
                 if of_weight is not None:
-                    # In parts: the product for the whole matrix would take as much memory again.
+                    # In parts: the whole matrix's product would double the memory.
                     parts = of_weight.split(MATRIX_ROWS_AT_ONCE), logits.split(MATRIX_ROWS_AT_ONCE, 1)
                     for known, columns in zip(*parts, strict=True):
                         known += linear(columns.t(), part.t(), None)
@@ -97,8 +97,8 @@ def replace_by_gradient(
 ) -> torch.Tensor:
     """Return the summed loss of `(N, V)` logits and `(N, 1)` targets, and overwrite the logits by its gradient.
 
-    That is the probability minus the target's: 1 - ε_ls + ε_ls/V at the label, ε_ls/V elsewhere. The gradient of the
-    bias is added to `of_bias`.
+    The gradient is the probability minus the target's: 1 - ε_ls + ε_ls/V at the label, ε_ls/V elsewhere. The bias's
+    gradient is added to `of_bias`.
     """
     total = torch.zeros((), device=logits.device)
     size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
@@ -125,7 +125,7 @@ def check_label_shape(states: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 def mean_per_label(total: torch.Tensor, labels: torch.Tensor, count: int | torch.Tensor | None) -> torch.Tensor:
-    """Divide a summed loss by `count`, or the number of labels given here."""
+    """Divide a summed loss by `count`, by default the number of these labels."""
     if count is None:
         count = (labels != IGNORED_LABEL).sum()
         if is_eager() and count == 0:

@@ -1,14 +1,14 @@
 """The Transformer encoder-decoder of *Attention Is All You Need* (Vaswani et al., 2017) for transformers.
 
-It follows the paper: feed-forward networks (section 3.3), residual connections (3.1), layers, embeddings with
-positions (3.4 and 3.5), stacks, the model of figure 1. Attention (3.2) is in `attention_heed.py`, positions are in
+In this file: feed-forward networks (section 3.3), residual connections (3.1), layers, embeddings with positions (3.4
+and 3.5), stacks, the model (figure 1). Attention (3.2) is in `attention_heed.py`, positions are in
 `positions_heed.py`, the output is in `encoder_decoder_heed.py`, the training loss (5.4) in `loss_heed.py`.
 
 `HeedForConditionalGeneration` inherits, in Python's order:
 
 - `OutputLayer` (`encoder_decoder_heed.py`): the pre-softmax layer, and `forward` with the loss;
-- `CachedGenerationMixin` (`generation_heed.py`): `generate()`, whose hypotheses share the cache of their source;
-- `HeedPreTrainedModel`, below: initial weights; it is a `KernelChoice` (`attending_heed.py`), which chooses attention
+- `CachedGenerationMixin` (`generation_heed.py`): `generate()`, whose hypotheses share their source's cache;
+- `HeedPreTrainedModel`, below: initial weights. It is a `KernelChoice` (`attending_heed.py`), which chooses attention
   functions, and a `HeedBaseModel` (`pretrained_heed.py`), which loads, resizes and saves.
 
 Letters in shape comments: B batch, S source length, T target length, D = d_model.
@@ -66,13 +66,13 @@ class HeedFeedForward(nn.Module):
 
 
 def make_norm(config: HeedConfig) -> nn.Module:
-    """Return the config's norm over the last dimension, of size D."""
+    """Return the config's norm over the last dimension, D."""
     kind = nn.LayerNorm if config.norm_type == "layernorm" else nn.RMSNorm
     return kind(config.d_model, eps=config.layer_norm_eps)
 
 
 def clamped(states: torch.Tensor) -> torch.Tensor:
-    """Keep states in float16 finite, as transformers does."""
+    """Keep float16 states finite, as transformers does."""
     most = torch.finfo(torch.float16).max - 1000
     return states.clamp(-most, most) if states.dtype == torch.float16 else states
 
@@ -112,7 +112,7 @@ class HeedEncoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = HeedResidual(config, "encoder")
 
     def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
-        """Transform `(B, S, D)`; the parts are those of a `Call`."""
+        """Transform `(B, S, D)` states; `parts` are a `Call`."""
         call = Call(*parts)
         attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
         x = self.self_attn_residual.after(x, attended, call)
@@ -133,7 +133,7 @@ class HeedDecoderLayer(GradientCheckpointingLayer):
         self.feed_forward_residual = HeedResidual(config, "decoder")
 
     def forward(self, x: torch.Tensor, *parts: Any) -> torch.Tensor:
-        """Transform `(B, T, D)`; the parts are those of a `Call`."""
+        """Transform `(B, T, D)` states; `parts` are a `Call`."""
         call = Call(*parts)
         attended, _ = self.self_attn(self.self_attn_residual.before(x, call), call)
         x = self.self_attn_residual.after(x, attended, call)
@@ -213,7 +213,7 @@ class HeedStack(HeedPreTrainedModel):
         return self.look_up(input_ids, inputs_embeds) * self.embedding_scale
 
     def add_positions(self, embeddings: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """Add the encoding of `(B, length)` positions to `(B, length, D)` embeddings, norm and drop out."""
+        """Encode `(B, length)` positions, add them to `(B, length, D)` embeddings, norm and drop out."""
         if self.embed_positions is not None:
             embeddings = embeddings + self.embed_positions(positions).to(embeddings.dtype)
         return self.dropout(self.embedding_norm(embeddings))
@@ -326,17 +326,17 @@ class HeedDecoder(HeedStack):
 
 
 class HeedModel(EncoderDecoder, HeedPreTrainedModel):
-    """Encoder and decoder of figure 1 without the final linear layer; `forward` is that of `EncoderDecoder`."""
+    """Encoder and decoder of figure 1 without the final linear layer; `forward` is `EncoderDecoder`'s."""
 
     def __init__(self, config: HeedConfig):
         super().__init__(config)
         self._hold_both_stacks(HeedEncoder(config), HeedDecoder(config))
         self.post_init()
-        (self._tp_plan or {}).pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have their own
+        (self._tp_plan or {}).pop("embed_tokens", None)  # transformers 5.17 adds it; the stacks have theirs
 
 
 class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTrainedModel):
-    """The whole of figure 1, with the final linear layer and the training loss; `forward` is that of `OutputLayer`."""
+    """The whole of figure 1, with the final linear layer and the training loss; `forward` is `OutputLayer`'s."""
 
     _tp_plan = {"lm_head": "colwise_gather_output"}
 
@@ -344,7 +344,7 @@ class HeedForConditionalGeneration(OutputLayer, CachedGenerationMixin, HeedPreTr
         super().__init__(config)
         model = HeedModel(config)
         self._hold_head(model, nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias))
-        # Without a length, `generate()` would stop after 20 tokens, with no more than a log message.
+        # Without a length, `generate()` would stop after 20 tokens, with only a log message.
         self.generation_config.max_length = config.max_position_embeddings
         self.post_init()
 

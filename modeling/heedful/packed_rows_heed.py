@@ -1,10 +1,10 @@
-"""The rows of a batch in memory: padded to one length, without padding, or end to end.
+"""Layouts for a batch's rows: padded to one length, without padding, or end to end.
 
 On the CPU a training step computes padding only in attention. On a GPU a batch may be one long row of tokens,
-`(1, N)`, in which a form of flash attention keeps sentences apart; N is a multiple of a large step, so that few shapes
-occur. `laid_end_to_end` makes such a batch.
+`(1, N)`, in which flash attention's varlen form keeps sentences apart. N is a multiple of some large number, so that
+few shapes occur. `laid_end_to_end` makes such batches.
 
-Letters in shape comments: B batch, N tokens of all rows and their filling, D = d_model, H heads.
+Letters in shape comments: B batch, N all rows' tokens with filling, D = d_model, H heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ import torch
 from .configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
 from .fast_paths_heed import has_observers
 
-# The encodings that need no more than the positions of a packed row.
+# Encodings that need only the packed row's positions.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
-WIDEST_HEAD = 256  # of flash attention, whose heads are multiples of 8 wide
-# A window that restricts nothing: without one torch 2.14 takes cuDNN's attention on Hopper, which plans every new
-# shape, even if cuDNN is disabled.
+WIDEST_HEAD = 256  # of flash attention, whose head widths are multiples of 8
+# A window that restricts nothing: without one torch 2.14 takes cuDNN's attention on Hopper even if cuDNN is disabled,
+# and cuDNN plans every new shape.
 UNRESTRICTED = 2**20
 
 
 class Layout:
-    """The layout of a stack's `(B, length, D)` states within its layers: here unchanged, with padding."""
+    """The layout of `(B, length, D)` states within a stack's layers: here unchanged, with padding."""
 
     def fits(self, states: torch.Tensor) -> bool:
         """Return whether `(B, length, D)` states have the layout's size."""
@@ -36,7 +36,7 @@ class Layout:
         return states
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay them out as `(B, length, D)` again."""
+        """Lay out the layers' states as `(B, length, D)` again."""
         return states
 
 
@@ -44,7 +44,7 @@ PADDED = Layout()
 
 
 class UniqueRows(torch.autograd.Function):
-    """Takes rows of a matrix; the gradient of rows not taken exactly once must be zero."""
+    """Takes some of the states' rows; rows not taken exactly once must have gradient zero."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, taken: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class UniqueRows(torch.autograd.Function):
 
 
 class PackedTokens(Layout):
-    """The tokens of a padded batch in one row, with one position of padding, whose gradient must be zero."""
+    """A padded batch's tokens in one row, with one padding position, whose gradient must be zero."""
 
     def __init__(self, tokens: torch.Tensor):
         flat = tokens.flatten()
@@ -70,7 +70,7 @@ class PackedTokens(Layout):
         self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether the states have as many rows and positions as the layout."""
+        """Return whether the states have the layout's numbers of rows and positions."""
         return self.shape == states.shape[:2]
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
@@ -86,24 +86,24 @@ LEAST_PADDING = 0.03  # share of positions; with less, packing costs more time t
 
 
 def packed_tokens(tokens: torch.Tensor | None) -> Layout:
-    """Return the packing of `(B, length)` tokens, or `PADDED` if that is faster."""
+    """Pack `(B, length)` tokens, or return `PADDED` if that is faster."""
     if tokens is None or tokens.dim() != 2:
         return PADDED
     tokens = tokens != 0
-    has_tokens = tokens.any(1).all()  # a row without tokens attends to all of its padding
+    has_tokens = tokens.any(1).all()  # a row without tokens attends to all its padding
     return PackedTokens(tokens) if has_tokens and tokens.float().mean() < 1 - LEAST_PADDING else PADDED
 
 
 @dataclass(frozen=True)
 class EndToEnd(Layout):
-    """Rows of a batch end to end, `(1, N, D)`."""
+    """A batch's rows end to end, `(1, N, D)`."""
 
-    bounds: torch.Tensor  # (rows + 1), int32: the first token of each row, and the end of the last
+    bounds: torch.Tensor  # (rows + 1), int32: each row's first token, and the last row's end
     positions: torch.Tensor  # (1, N)
-    longest: int  # no row has more tokens
+    longest: int  # the longest row's number of tokens, or more
 
     def fits(self, states: torch.Tensor) -> bool:
-        """Return whether the states have as many tokens as the layout."""
+        """Return whether the states have the layout's number of tokens."""
         return self.positions.shape == states.shape[:2]
 
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "EndToEnd":
@@ -113,13 +113,13 @@ class EndToEnd(Layout):
 
 @dataclass(frozen=True)
 class Packing:
-    """The layouts of a batch, for a step that reads the loss alone and differentiates once."""
+    """A batch's layouts, for a step that uses only the loss and differentiates it once."""
 
     states: Layout = PADDED  # of the target
     source: Layout = PADDED
 
     def of(self, side: str, states: torch.Tensor) -> Layout:
-        """Return the layout of a side's `(B, length, D)` states."""
+        """Return the layout for one side's `(B, length, D)` states."""
         layout = self.source if side == "encoder" else self.states
         return layout if layout.fits(states) else PADDED
 
@@ -128,7 +128,7 @@ ALL_PADDED = Packing()
 
 
 def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> Packing | None:
-    """Return the packing of a Transformer's step on the CPU, or `None` if its states may be observed."""
+    """Return the packing for a Transformer's step on the CPU, or `None` if its states may be observed."""
     if model.lm_head.weight.device.type != "cpu" or has_observers(model, inputs):
         return None
     needed = needed_targets(labels, inputs.get("decoder_attention_mask"))
@@ -136,7 +136,7 @@ def packing_of(model: Any, inputs: Mapping[str, Any], labels: torch.Tensor) -> P
 
 
 def needed_targets(labels: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `(B, length)`, true at targets with a label and at the targets that these see; `None` if unknown."""
+    """Return `(B, length)`, True for targets with a label and for targets that they see; `None` if unknown."""
     predicted = labels != IGNORED_LABEL
     needed = predicted.long().flip(1).cumsum(1).flip(1) > 0
     if attention_mask is None:
@@ -157,9 +157,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend (equation 1) within each row, with `(1, H, N, d_k)` queries, keys and values: `(1, N, H, d_v)`.
 
-    `sides` are the layouts of the queries, and of keys and values.
+    `sides` are the layouts for queries, and for keys and values.
     """
-    # Here, since older versions of torch, which load models from the Hub, lack it.
+    # Not at import: older torch versions, which also load models from the Hub, lack it.
     from torch.nn.attention.varlen import varlen_attn
 
     states = [each[0].transpose(0, 1) for each in (query, key, value)]  # (N, H, d_k)
@@ -183,6 +183,6 @@ def why_padded(config: HeedBaseConfig, kernel: str) -> str | None:
         "`attention_dropout` is not 0": reads.attention_dropout,
         f"`attn_implementation` is {kernel}": kernel != "sdpa" or reads.attention_scoring == "additive",
         "heads share keys and values": reads.encoder_key_value_heads or reads.decoder_key_value_heads,
-        "flash attention takes one width of all heads, a multiple of 8 up to 256": is_uneven,
+        "flash attention needs one width for all heads, a multiple of 8 up to 256": is_uneven,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

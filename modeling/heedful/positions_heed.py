@@ -1,9 +1,9 @@
 """Positions (section 3.5 of *Attention Is All You Need*): the paper's sinusoids, and later relative positions.
 
-These are `RotaryPositions`; `RelativeKeys` and `RelativeValues` of Shaw et al., "Self-Attention with Relative Position
-Representations", 2018, which the heads of a layer share; and `RelativeBias` of T5.
+The relative ones are `RotaryPositions`; `RelativeKeys` and `RelativeValues` (Shaw et al., "Self-Attention with
+Relative Position Representations", 2018), which a layer's heads share; and `RelativeBias` (T5).
 
-Letters in shape comments: B batch, or 1 where all sequences are numbered alike, Q and K lengths of queries and keys,
+Letters in shape comments: B batch, or 1 if all sequences have the same positions, Q and K lengths of queries and keys,
 H heads, D = d_model.
 """
 
@@ -20,7 +20,7 @@ from .configuration_heed import RELATIVE_ENCODINGS, HeedConfig
 def sinusoids(positions: torch.Tensor, width: int, layout: str) -> torch.Tensor:
     """Return sines and cosines of positions at geometric wavelengths (section 3.5), float32, `(*shape, width)`.
 
-    The layout `interleaved` alternates sines and cosines; the others put all sines first, `tensor2tensor` with
+    The layout `interleaved` alternates sines and cosines. The others put all sines first, `tensor2tensor` with
     wavelengths up to 10000·2π, `concatenated` to just below it.
     """
     even = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)  # 2i
@@ -45,7 +45,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    """Rotates each pair of query and key features by an angle that grows with the position (Su et al., 2021)."""
+    """Rotates pairs of query and key features by angles that grow with the position (Su et al., 2021)."""
 
     def forward(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rotate `(B, H, length, d_k)` queries or keys at `(B, length)` positions."""
@@ -67,7 +67,7 @@ def positions_of(
 
 # Relative positions
 
-SHAW_MAX_DISTANCE, T5_MAX_DISTANCE, T5_BUCKETS = 16, 128, 32  # of the papers
+SHAW_MAX_DISTANCE, T5_MAX_DISTANCE, T5_BUCKETS = 16, 128, 32  # the papers' defaults
 
 
 class RelativeVectors(nn.Module):
@@ -79,26 +79,26 @@ class RelativeVectors(nn.Module):
         self.weight = nn.Parameter(torch.empty(2 * self.max_distance + 1, width))
 
     def rows(self, distances: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return the row of `weight` for `(B, Q, K)` distances and each head of states: `(B, H, Q, K)`."""
+        """Return the row in `weight` for `(B, Q, K)` distances and each of the states' heads: `(B, H, Q, K)`."""
         numbers = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
         return numbers[:, None].expand(*states.shape[:3], -1)
 
 
 class RelativeKeys(RelativeVectors):
-    """The vectors a^K of equation 4."""
+    """The vectors a^K in equation 4."""
 
     def forward(self, query: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """Return q·a^K of `(B, H, Q, d_k)` queries, to add to the scores `(B, H, Q, K)`."""
+        """Return q·a^K for `(B, H, Q, d_k)` queries, to add to the scores `(B, H, Q, K)`."""
         scores = torch.matmul(query, self.weight.t())  # (B, H, Q, 2k + 1)
         return scores.gather(3, self.rows(distances, query))
 
 
 class RelativeValues(RelativeVectors):
-    """The vectors a^V of equation 3."""
+    """The vectors a^V in equation 3."""
 
     def forward(self, weights: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
-        """Return the mean of a^V by `(B, H, Q, K)` weights, to add to the output `(B, H, Q, d_v)`."""
-        # Not in 16 bits, which a GPU would round to after each of many small weights.
+        """Average a^V with `(B, H, Q, K)` weights, to add to the output `(B, H, Q, d_v)`."""
+        # Not in 16 bits, to which a GPU would round after each of many small weights.
         precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
         by_row = precise.new_zeros(*weights.shape[:3], len(self.weight))
         by_row = by_row.scatter_add(3, self.rows(distances, weights), precise)  # (B, H, Q, 2k + 1)
@@ -106,10 +106,10 @@ class RelativeValues(RelativeVectors):
 
 
 class RelativeBias(nn.Module):
-    """The bias that T5 (Raffel et al., 2020) adds to a score, one for each head and bucket of distances.
+    """The bias that T5 (Raffel et al., 2020) adds to scores, one for each head and bucket of distances.
 
-    Near distances have a bucket each, farther ones share logarithmic buckets. In the encoder half of them are for
-    later keys, which the decoder does not see.
+    Small distances have a bucket each, larger ones share logarithmic buckets. In the encoder half of the buckets are
+    for later keys, which the decoder does not see.
     """
 
     def __init__(self, config: HeedConfig, side: str):
@@ -117,14 +117,14 @@ class RelativeBias(nn.Module):
         self.looks_ahead = side == "encoder"
         self.max_distance = config.relative_attention_max_distance or T5_MAX_DISTANCE
         heads, layers = (getattr(config, f"{side}_{part}") for part in ("attention_heads", "layers"))
-        # Each layer's own follows the heads of the layer before.
+        # One layer's heads after another's.
         columns = heads * layers if config.relative_bias_in_each_layer else heads
         self.weight = nn.Parameter(torch.empty(T5_BUCKETS, columns))
 
     def buckets(self, distances: torch.Tensor) -> torch.Tensor:
-        """Return the bucket of each distance, a tensor of the same shape."""
+        """Return each distance's bucket, in the same shape."""
         count = len(self.weight) // (2 if self.looks_ahead else 1)
-        exact = count // 2  # buckets of one distance each
+        exact = count // 2  # buckets with one distance each
         away = distances.abs() if self.looks_ahead else -distances.clamp(max=0)
         growth = torch.log(away.clamp(min=exact).float() / exact) / math.log(self.max_distance / exact)
         shared = exact + (growth * (count - exact)).long()
@@ -132,12 +132,12 @@ class RelativeBias(nn.Module):
         return bucket + count * (distances > 0) if self.looks_ahead else bucket
 
     def forward(self, distances: torch.Tensor) -> torch.Tensor:
-        """Return the bias of `(B, Q, K)` distances, `(B, H, Q, K)`, where H may be the heads of all layers."""
+        """Return the bias `(B, H, Q, K)` for `(B, Q, K)` distances; H may be all layers' heads."""
         return F.embedding(self.buckets(distances), self.weight).permute(0, 3, 1, 2).contiguous()
 
 
 class RelativePositions(nn.Module):
-    """The relative positions, if any, that self-attention in a stack's layers reads."""
+    """Relative positions, if any, for self-attention in all layers."""
 
     def __init__(self, config: HeedConfig, side: str):
         super().__init__()
@@ -152,7 +152,7 @@ class RelativePositions(nn.Module):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return `shaw`'s distances, `(B, Q, K)`, `t5`'s bias, `(B, H, Q, K)`, or `None`: one for all layers, or each.
 
-        A distance is the number of tokens from a query, at `(B, Q)` positions, to a key, negative to earlier keys.
+        A distance counts the tokens from a query, at `(B, Q)` positions, to a key; to earlier keys it is negative.
         """
         if self.encoding not in RELATIVE_ENCODINGS:
             return (None,)
@@ -164,5 +164,5 @@ class RelativePositions(nn.Module):
         return (distances,) if self.bias is None else self.of_layers(self.bias(distances))
 
     def of_layers(self, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Split the heads of a bias by layers, unless all share it."""
+        """Split a bias's heads by layers, unless all layers share it."""
         return (bias,) if self.heads_of_a_layer is None else bias.split(self.heads_of_a_layer, dim=1)

@@ -1,7 +1,7 @@
 """Loading, resizing and saving for both families.
 
-Loading refuses missing, unknown and misshapen weights, which transformers only logs. Saving adds checksums of the
-weights, and the code, so that a saved model loads without Heedful.
+Loading refuses missing and unknown weights and wrong shapes, which transformers only logs. Saving adds checksums of
+the weights, and the code, so that a saved model loads without Heedful.
 """
 
 import copy
@@ -26,14 +26,14 @@ from .versions_heed import check_peft
 
 PUSH_SETTINGS = ("repo_id", "commit_message", "private", "token", "revision", "create_pr")  # of `push_to_hub`
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # of the weights
-# Methods that neither encode nor decode: a saved model does not need a user's versions of them.
+OLD_FORM = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin(\.index\.json)?")  # weights
+# Methods that neither encode nor decode: a saved model needs no user's versions of them.
 UNSAVED = ("loss", "save_pretrained", "from_pretrained")
 ALIGNMENT = 64  # bytes; torch puts tensors on the CPU at multiples of it
 
 
 class HubAccess:
-    """Revision and token of a model, for its tokenizers; the token is never shown, copied or saved."""
+    """A model's revision and token, for loading its tokenizers; the token is never shown, copied or saved."""
 
     def __init__(self, revision: str | None = None, token: str | bool | None = None):
         self.revision, self.token = revision, token
@@ -47,16 +47,16 @@ class HeedBaseModel(PreTrainedModel):
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    # The class that each of transformers' Auto classes loads from a saved folder, in the files that travel with it.
+    # For each Auto class of transformers, the class that it loads from a saved folder's code.
     auto_map: ClassVar[dict[str, str]]
-    side: Literal["encoder", "decoder"] | None = None  # of a stack; a whole model has both
-    # Set by the enclosing model: only the whole model has all matrices of a vocabulary.
+    side: Literal["encoder", "decoder"] | None = None  # `None` for a whole model
+    # Set by the enclosing model: only the whole model has all of the vocabulary's matrices.
     is_part_of_a_model = False
-    embed_tokens: nn.Embedding  # of a stack
+    embed_tokens: nn.Embedding  # in stacks
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        cls._auto_class = None  # or transformers would copy a user's file into each folder, unasked
+        cls._auto_class = None  # or transformers would copy a user's file into each folder
 
     def look_up(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Return the `(batch, length, width)` embeddings of `(batch, length)` token ids, or the given ones."""
@@ -69,9 +69,9 @@ class HeedBaseModel(PreTrainedModel):
         return self.drop_words(inputs_embeds)
 
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Drop `(batch, length, width)` embeddings of whole positions while training, and divide the others by 1 - p.
+        """In training, drop `(batch, length, width)` embeddings at whole positions, and divide the others by 1 - p.
 
-        Word dropout of Gal and Ghahramani (2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+        Word dropout (Gal and Ghahramani, 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
         Networks"), for each position, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
         """
         if not self.training:
@@ -80,14 +80,14 @@ class HeedBaseModel(PreTrainedModel):
         return embeddings * F.dropout(torch.ones_like(embeddings[..., :1]), p) if p else embeddings
 
     def check_token_ids(self, input_ids: torch.Tensor) -> None:
-        """Raise a `ValueError` if ids are not `(batch, length)`, or on the CPU if one is outside the vocabulary."""
+        """Raise a `ValueError` if ids are not `(batch, length)`, or, on the CPU, if one is outside the vocabulary."""
         if input_ids.dim() != 2 or (is_eager() and not input_ids.shape[1]):
-            must = "Token ids must be of shape (batch, length), with a token at least"
+            must = "Token ids must be of shape (batch, length), with at least one token"
             raise ValueError(f"{must}, but are of {tuple(input_ids.shape)} instead.")
         # Not on a GPU, where each call would synchronize.
         if input_ids.device.type != "cpu" or not is_eager() or input_ids.numel() == 0:
             return
-        # From the config: an adapter that replaced the embeddings lacks their number.
+        # From the config: adapters that replace embeddings lack their number.
         limit = self.config.target_vocab_size if self.side == "decoder" else self.config.vocab_size
         for bound in map(int, input_ids.aminmax()):
             if not 0 <= bound < limit:
@@ -97,8 +97,8 @@ class HeedBaseModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load as transformers does, but refuse missing and unknown weights.
 
-        `output_loading_info=True` returns a report of them instead. A model without a head loads from a folder with
-        one, and the other way round, with a new head.
+        `output_loading_info=True` returns a report instead. A model without a head loads from a folder with one; a
+        model with a head loads from a folder without one, and gets a new head.
 
         Raises:
             ValueError: If weights are missing or unknown, a file is broken, or the model was saved with a user's code
@@ -113,7 +113,7 @@ class HeedBaseModel(PreTrainedModel):
         try:
             model, report = load(source, *args, **asked)
         except Exception as error:
-            # By its name: users of a model on the Hub need not have installed this library.
+            # By its name: a model from the Hub may run without this library.
             if type(error).__name__ != "SafetensorError":
                 raise
             raise ValueError(f"{source} must hold whole safetensors files, but one is broken: {error}") from error
@@ -125,7 +125,7 @@ class HeedBaseModel(PreTrainedModel):
         own_report = model.__dict__.pop("_own_report", report)
         if is_strict:
             adapter: Any = next(iter((getattr(model, "peft_config", None) or {}).values()), None)
-            if adapter is not None:  # the report is about its base
+            if adapter is not None:  # the report is about the adapter's base model
                 source = adapter.base_model_name_or_path or source
             check_names(model, own_report, source)
             check_matrices(model, own_report, source, may_differ)
@@ -135,32 +135,32 @@ class HeedBaseModel(PreTrainedModel):
         widen_second_products(model)
         align_weights(model)
         check_quantization(model)
-        # A pipeline finds the target's tokenizer by it.
+        # Pipelines load the target's tokenizer with it.
         model.hub_access = HubAccess(kwargs.get("revision"), kwargs.get("token"))
         return (model, report) if kwargs.get("output_loading_info") else model
 
     def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
-        """Keep the report of the model's own weights: with an adapter transformers returns only the adapter's."""
+        """Keep the report on the model's own weights: with an adapter, transformers returns only the adapter's."""
         super()._adjust_missing_and_unexpected_keys(loading_info)
         self._own_report = loading_info.to_dict()
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> Any:
-        """Load an adapter as transformers does; an `ImportError` names the peft version that it needs."""
+        """Load an adapter as transformers does; an `ImportError` names the required peft version."""
         check_peft()
         return super().load_adapter(*args, **kwargs)
 
     def add_adapter(self, *args: Any, **kwargs: Any) -> None:
-        """Add an adapter as transformers does; an `ImportError` names the peft version that it needs."""
+        """Add an adapter as transformers does; an `ImportError` names the required peft version."""
         check_peft()
         super().add_adapter(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does, with Heed's code, so that every Auto class finds its model in the folder.
+        """Save as transformers does, with Heed's code, so that each Auto class finds its model in the folder.
 
-        If the model runs code of your own, no code is saved, and config.json names your class or method.
+        If the model runs your code, no code is saved, and config.json names your class or method.
 
         Raises:
-            ValueError: If torchao's `quantize_` changed the weights, which cannot be written then.
+            ValueError: If torchao's `quantize_` changed the weights: they cannot be written then.
         """
         if self.quantized_weights() and getattr(self, "hf_quantizer", None) is None:
             must = "The weights must be quantized by `from_pretrained` to be saved, but `quantize_` did it instead"
@@ -172,7 +172,7 @@ class HeedBaseModel(PreTrainedModel):
             setattr(self.config, CHANGED_CODE, changed)
         elif any(reference.endswith(f".{type(self).__name__}") for reference in self.auto_map.values()):
             self.config.auto_map = dict(self.auto_map)
-            # transformers' saver copies the files that a file imports, so this line adds the pipeline's file.
+            # transformers' saver copies each imported file, so this line adds the pipeline's.
             from .pipeline_heed import pipelines_of_folder
 
             offered = getattr(self.config, "custom_pipelines", None) or {}
@@ -187,12 +187,12 @@ class HeedBaseModel(PreTrainedModel):
                 self.push_to_hub(settings.pop("repo_id", Path(save_directory).name), **settings)
 
     def quantized_weights(self) -> list[str]:
-        """Return the names of weights in torchao's tensor classes."""
+        """Return the names of weights that torchao has quantized."""
         weights = self.named_parameters()
         return [name for name, weight in weights if type(weight.data).__module__.split(".")[0] == "torchao"]
 
     def _keep_sharing(self: Any) -> None:
-        """Restore tying in the config: with two vocabularies, merging an adapter marks all matrices as untied."""
+        """Restore tying in the config: with two vocabularies, merging an adapter marks all matrices untied."""
         if self.config.tie_word_embeddings or self.side is not None:
             return
         model, head = self.base_model, self.get_output_embeddings()
@@ -209,19 +209,19 @@ class HeedBaseModel(PreTrainedModel):
     ) -> nn.Embedding:
         """Resize the source embeddings; if `config.has_one_vocabulary`, also the target's and the output.
 
-        With two vocabularies `resize_decoder_token_embeddings` resizes the other. A decoder by itself resizes its own.
+        With two vocabularies, `resize_decoder_token_embeddings` resizes the target's. A separate decoder resizes its.
 
         Args:
-            new_num_tokens: New number of tokens; by default the present one.
+            new_num_tokens: New number of tokens; by default unchanged.
             pad_to_multiple_of: Rounds the number up.
-            mean_resizing: Whether new rows are drawn around the mean of the old ones, or as in a new model.
+            mean_resizing: Whether new rows are drawn around the old rows' mean, or as in a new model.
 
         Returns:
             The resized embeddings.
 
         Raises:
-            ValueError: If a special id would leave the vocabulary, the weights are offloaded or sharded, or this is a
-                part of a model.
+            ValueError: If a special id would leave the vocabulary, the weights are offloaded or sharded, or a model
+                contains this stack.
         """
         both = self.side is None and self.config.has_one_vocabulary
         sides: list[str] = ["encoder", "decoder"] if both else [self.side or "encoder"]
@@ -230,13 +230,13 @@ class HeedBaseModel(PreTrainedModel):
     def resize_decoder_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the target embeddings and the output as `resize_token_embeddings` does, for two vocabularies.
+        """Resize the target embeddings and the output like `resize_token_embeddings`, for two vocabularies.
 
         Raises:
             ValueError: If source and target share a matrix, or as `resize_token_embeddings` does.
         """
         if self.config.shares_source_and_target_embeddings:
-            must, advice = "be False if only the target's embeddings are resized", "call `resize_token_embeddings`"
+            must, advice = "be False to resize only the target's embeddings", "call `resize_token_embeddings`"
             raise wrong("share_encoder_decoder_embeddings", must, True, advice=f"{advice}, which resizes both")
         return self._resize(["decoder"], new_num_tokens, pad_to_multiple_of, mean_resizing)
 
@@ -267,7 +267,7 @@ class HeedBaseModel(PreTrainedModel):
         return modules[0]
 
     def _config_of_size(self, sides: list[str], size: int) -> HeedBaseConfig:
-        """Return a checked config with another vocabulary size for these sides."""
+        """Return a checked config with a new vocabulary size for these sides."""
         config = copy.copy(self.config)
         if self.side is None and len(sides) == 1:
             config.share_encoder_decoder_embeddings = False
@@ -282,7 +282,7 @@ class HeedBaseModel(PreTrainedModel):
 @torch.no_grad()
 def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
     """Resize embeddings, or a pre-softmax layer and its bias, in place."""
-    # Near the mean: Hewitt (2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    # Hewitt (2021, "Initializing New Word Embeddings for Pretrained Language Models").
     for old in module.parameters(recurse=False):
         new = old.new_empty(max(0, size - len(old)), *old.shape[1:])
         if mean_resizing:
@@ -295,17 +295,17 @@ def _resize_rows(module: Any, size: int, mean_resizing: bool) -> None:
 
 
 def _sign_weights(folder: Path, is_whole: bool) -> None:
-    """Write the checksums of saved weights, give these the config's mode, and remove an earlier model's files."""
-    if not (folder / "config.json").is_file():  # of an adapter
+    """Write the saved weights' checksums, give these files the config's mode, and remove an earlier model's files."""
+    if not (folder / "config.json").is_file():  # adapters
         return
     if is_whole:
-        # transformers has removed shards of an earlier model, but not a single file, which it would load first.
+        # transformers has removed an earlier model's shards, but not a single file, which it would load first.
         names = [path.name for path in folder.iterdir()]
         left = "model.safetensors" if any(map(SHARD.fullmatch, names)) else "model.safetensors.index.json"
         for name in (left, *filter(OLD_FORM.fullmatch, names)):
             (folder / name).unlink(missing_ok=True)
     for path in folder.glob("*.safetensors"):
-        path.chmod((folder / "config.json").stat().st_mode)  # safetensors gives its files to the owner only
+        path.chmod((folder / "config.json").stat().st_mode)  # safetensors lets only the owner open its files
     write_checksums(folder, "weights")
 
 
@@ -321,7 +321,7 @@ def _rounded_up(size: int, multiple: int | None) -> int:
 
 
 def widen_second_products(model: PreTrainedModel) -> None:
-    """Put T5's second feed-forward matrices into float32, as transformers does: their products overflow float16."""
+    """Convert T5's second feed-forward matrices to float32, as transformers does: their products overflow float16."""
     config: Any = model.config
     if model.dtype == torch.float16 and getattr(config, "position_encoding", None) == "t5":
         for name, weight in model.named_parameters() if config.norm_type == "rmsnorm" else ():
@@ -331,14 +331,14 @@ def widen_second_products(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def align_weights(model: PreTrainedModel) -> None:
-    """Move loaded weights to aligned addresses; at others MKL sums in another order."""
+    """Move loaded weights to aligned addresses: at others MKL sums in another order."""
     for weight in model.parameters():
         if weight.device.type == "cpu" and type(weight.data) is torch.Tensor and weight.data_ptr() % ALIGNMENT:
             weight.data = weight.data.clone()
 
 
 def check_device_map(model: PreTrainedModel) -> None:
-    """Raise a `ValueError` if a `device_map` puts one of two tied matrices on the disk, and not the other."""
+    """Raise a `ValueError` if a `device_map` puts only one of two tied matrices on the disk."""
     devices = getattr(model, "hf_device_map", None) or {}
     if "disk" not in devices.values():
         return
@@ -352,7 +352,7 @@ def check_device_map(model: PreTrainedModel) -> None:
 
 
 def changed_code(model: HeedBaseModel) -> str | None:
-    """Return the name of a user's class or method (not of torch, adapters, quantizers) in a model, or `None`."""
+    """Return the name of a user's class or method (not torch's, adapters' or quantizers') in a model, or `None`."""
     kinds = type(model).__mro__
     for kind in kinds[: kinds.index(next(filter(is_ours, kinds)))]:
         for name, value in vars(kind).items():
@@ -370,7 +370,7 @@ def changed_code(model: HeedBaseModel) -> str | None:
 
 
 def check_quantization(model: Any) -> None:
-    """Raise a `ValueError` if torchao has quantized no weight, or its products would be wrong here."""
+    """Raise a `ValueError` if torchao has quantized no weight, or if its products would be wrong here."""
     settings = getattr(getattr(model, "hf_quantizer", None), "quantization_config", None)
     is_torchao = getattr(settings, "quant_method", None) == QuantizationMethod.TORCHAO
     if is_torchao and not model.quantized_weights():
@@ -385,21 +385,21 @@ def check_quantization(model: Any) -> None:
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
-    """Raise a `ValueError` if the report of loading from `source` has missing or unknown weights."""
+    """Raise a `ValueError` if the loading report for `source` has missing or unknown weights."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):
-        # Saved with or without a head: only the stacks must match.
+        # With or without a head: only the stacks must match.
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
     for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
         if keys:
-            must = f"{source} must hold the weights of a {name} of its config, but {what} {listed(keys)}"
+            must = f"{source} must hold the weights of its config's {name}, but {what} {listed(keys)}"
             raise ValueError(f"{must}; `output_loading_info=True` loads the rest and returns a list.")
 
 
 def check_matrices(model: Any, report: dict[str, Any], source: Any, may_differ: bool) -> None:
-    """Raise if `source` holds weights of other shapes, unless they `may_differ`, or two different tied matrices."""
+    """Raise if `source` holds weights with other shapes, unless they `may_differ`, or two different tied matrices."""
     shapes = [f"{key} {tuple(found)} instead of {tuple(wanted)}" for key, found, wanted in report["mismatched_keys"]]
     if shapes and not may_differ:
         must = f"{source} must hold weights of its config's shapes, but has {listed(shapes)}"

@@ -1,8 +1,8 @@
-"""Differences between versions of transformers, judged by what is installed, not by version numbers.
+"""Differences between transformers versions, found in the installed package, not by version numbers.
 
-Keys and values of earlier steps are `past_key_values` up to transformers 5.23 and `cache` from 5.24 on, which takes
-the old name in calls until 5.40 and has it in outputs until 6.0. Heed's own code says `cache`; it takes either name in
-every version, with transformers' own warning for an old one, and passes on that of the installed version (`CACHE`).
+Keys and values of earlier steps are `past_key_values` up to transformers 5.23 and `cache` from 5.24 on. Calls may use
+the old name until 5.40, and outputs have it until 6.0. Heed's code uses `cache` and takes either name in all versions,
+with transformers' warning for the old one. It passes on the installed version's name (`CACHE`).
 """
 
 import functools
@@ -18,25 +18,25 @@ import transformers
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 from transformers.modeling_utils import PreTrainedModel
 
-# The newest transformers with which this code was tested.
+# The newest tested version of transformers.
 NEWEST_TRANSFORMERS = "5.24.0"
 
 CACHE_NAMES = ("cache", "past_key_values")
 CACHE = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 
-# Beginning of names of methods and of the Trainer's options, another one up to transformers 5.22.
+# How names of methods and Trainer options begin; different up to transformers 5.22.
 CHECKPOINTING = "activation_checkpointing"
 if f"{CHECKPOINTING}_enable" not in vars(PreTrainedModel):
     CHECKPOINTING = "gradient_checkpointing"
 
 
 def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]:
-    """Rename the cache among a call's keyword arguments, and return these."""
+    """Rename the cache in a call's keyword arguments, and return them."""
     other = CACHE_NAMES[CACHE_NAMES.index(name) - 1]
     if other not in arguments:
         return arguments
     if other != CACHE and other == "past_key_values" and not torch.compiler.is_compiling():
-        # As transformers' own models say; Heed's go on to take it.
+        # transformers' own models warn so; Heed's still take the name.
         message = "`past_key_values` is deprecated in transformers: use `cache` instead."
         warnings.warn(message, FutureWarning, stacklevel=4)
     given = [cache for cache in (arguments.get(name), arguments.pop(other)) if cache is not None]
@@ -55,8 +55,8 @@ def by_name(cache: Any) -> dict[str, Any]:
 
 
 def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method take its parameter `cache` by either name, and show that of the installed version."""
-    # Made once: `generate()` reads it at every token, and to make it takes as long as a small model's attention.
+    """Let a method take its parameter `cache` by either name; its signature has the installed version's name."""
+    # Made once: `generate()` uses it at every token, and making it takes as long as a small model's attention.
     signature = inspect.signature(method)
     parameters = [each.replace(name=CACHE) if each.name == "cache" else each for each in signature.parameters.values()]
 
@@ -69,17 +69,17 @@ def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def decoder_output(states: torch.Tensor, cache: Any, **recorded: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-    """Return a decoder's output, with the installed version's name of the cache."""
+    """Return a decoder's output, with the installed version's name for the cache."""
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states, **{CACHE: cache}, **recorded)
 
 
 def cache_of(outputs: Any) -> Any:
-    """Return the cache in what a model or `generate()` returned, or `None`."""
+    """Return the cache in a model's or `generate()`'s outputs, or `None`."""
     return getattr(outputs, CACHE, None)
 
 
 def check_peft() -> None:
-    """Raise an `ImportError` with the version needed, where transformers refuses the installed peft."""
+    """Raise an `ImportError` with the required version if transformers refuses the installed peft."""
     from transformers.integrations.peft import MIN_PEFT_VERSION
     from transformers.utils.peft_utils import check_peft_version
 

@@ -162,7 +162,7 @@ def test_a_file_in_the_place_of_a_folder_a_broken_generation_config_and_such_an_
 
 
 def test_types_of_the_config_are_told_whole_and_a_stack_alone_is_not_made_up_from_a_whole_models_folder(folder):
-    lacking = "must hold the weights of a HeedEncoder of its config, but lacks"
+    lacking = "must hold the weights of its config's HeedEncoder, but lacks"
     assert_error(lacking, HeedEncoder.from_pretrained, folder)
     set_config(folder, d_model="32")
     message = r"'d_model': TypeError: Field 'd_model' expected int, got str \(value: '32'\)"

@@ -241,9 +241,9 @@ def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache(
             model(SOURCE, labels=TARGET)
         with torch.no_grad():
             assert model(SOURCE, labels=TARGET).loss.isfinite()
-            with pytest.raises(ValueError, match=rf"{message} beside a static cache, but is flex_attention"):
+            with pytest.raises(ValueError, match=rf"{message} with a static cache, but is flex_attention"):
                 model.generate(SOURCE, max_new_tokens=4, cache_implementation="static")
-            with pytest.raises(ValueError, match=rf"{message} beside a static cache"):
+            with pytest.raises(ValueError, match=rf"{message} with a static cache"):
                 model(SOURCE, decoder_input_ids=TARGET, **static)
             with pytest.raises(ValueError, match=r"`attention_dropout` must be 0 .* flex_attention.* is 0.25"):
                 model.train()(SOURCE, labels=TARGET)

@@ -169,9 +169,9 @@ def test_a_source_that_is_no_batch_is_named(name):
     model, source = make_model(name).eval(), make_batch()["input_ids"]
     cases = [(source[0], r"\(batch, source_length\).*\(6,\)"), (source[:0], r"\(0, 6\)"), (source[:, :0], r"\(3, 0\)")]
     assert_refused(cases, model.generate)
-    cases = [(source[0], r"\(batch, length\).*\(6,\)"), (source[:, :0], r"a token at least, but are of \(3, 0\)")]
+    cases = [(source[0], r"\(batch, length\).*\(6,\)"), (source[:, :0], r"at least one token, but are of \(3, 0\)")]
     assert_refused(cases, model.get_encoder())
-    assert_refused([(source[:, :0], r"a token at least")], lambda labels: model(source, labels=labels))
+    assert_refused([(source[:, :0], r"at least one token")], lambda labels: model(source, labels=labels))
     assert_refused([(source, r"use `generate\(\)` to produce one, or `get_encoder\(\)`")], model)
 
 

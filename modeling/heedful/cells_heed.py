@@ -12,9 +12,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .configuration_heed_rnn import HeedRNNConfig
 from .fast_paths_heed import is_original, is_traced, is_transformed
 
-# A cell's state between positions: (h,), or (h, c) of an LSTM, each (B, hidden_size).
+# A cell's state between positions: (h,), or an LSTM's (h, c), each (B, hidden_size).
 State = tuple[torch.Tensor, ...]
-# Of a plain cell, and torch's cells that compute one in one operation.
+# The plain cell's activations, and torch's cells that compute it in one operation.
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid, "linear": torch.positive}
 FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 
@@ -23,14 +23,14 @@ FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 
 
 class Cell(nn.RNNBase):
-    """What the three cells share: all reading goes through `forward`, so that hooks on a cell see it."""
+    """Base class of the three cells. All inputs pass through `forward`, so that hooks on a cell see them."""
 
-    # torch names them.
+    # torch's names
     weight_ih_l0: torch.Tensor
     weight_hh_l0: torch.Tensor
     bias_ih_l0: torch.Tensor
     bias_hh_l0: torch.Tensor
-    # Each cell's equations, and the same as one operation of torch.
+    # Each cell's equations, and the same as one torch operation.
     step: Callable[[torch.Tensor, State], State]
     fused_step: Callable[..., Any] | None
 
@@ -42,10 +42,10 @@ class Cell(nn.RNNBase):
         is_reversed: bool = False,
         is_fused: bool = True,
     ) -> Any:
-        """Read one token of each sequence, `(B, input_size)`, or whole sequences, `(B, length, input_size)`.
+        """Take each sequence's next token, `(B, input_size)`, or whole sequences, `(B, length, input_size)`.
 
-        Return the next state; of whole sequences the outputs, `(B, length, hidden_size)` with zeros at padding,
-        where `tokens` is false, and the last state. `is_fused` runs torch's cell, if there is one.
+        Return the next state, or for whole sequences the outputs, `(B, length, hidden_size)` with zeros at padding
+        (where `tokens` is false), and the last state. `is_fused` runs torch's cell, if there is one.
         """
         is_fused = is_fused and self.fused_step is not None
         if inputs.dim() > 2:
@@ -60,12 +60,12 @@ class Cell(nn.RNNBase):
         return new if isinstance(new, tuple) else (new,)
 
     def read(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return W x + b of `(…, input_size)` inputs, `(…, gates · hidden_size)`."""
+        """Return W x + b, `(…, gates · hidden_size)`, for `(…, input_size)` inputs."""
         return F.linear(inputs, self.weight_ih_l0, self.bias_ih_l0)
 
     def whole(self, inputs: torch.Tensor | PackedSequence, state: Any = None) -> Any:
         """Run torch's loop over `(B, length, input_size)` or packed sequences."""
-        # torch keeps a second list of the weights, which lacks offloaded ones.
+        # torch's second list of the weights lacks offloaded ones.
         self._flat_weights = [*self.all_weights[0]]
         return super().forward(inputs, state)
 
@@ -83,7 +83,7 @@ class RNNCell(Cell, nn.RNN):
         return FUSED_PLAIN_CELLS.get(self.activation)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from `read`, the `(B, hidden_size)` W x + b of the next token."""
+        """Return the next state from the next token's W x + b, `read` `(B, hidden_size)`."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         return (ACTIVATIONS[self.activation]((read + kept).to(hidden.dtype)),)
@@ -95,10 +95,10 @@ class LSTMCell(Cell, nn.LSTM):
     fused_step = staticmethod(torch.lstm_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state (h, c) from `read`, the `(B, 4 · hidden_size)` W x + b of the next token."""
+        """Return the next state (h, c) from the next token's W x + b, `read` `(B, 4 · hidden_size)`."""
         hidden, cell = state
         gates = self.gates(read, hidden)
-        # c is only scaled and added to, so that gradients reach far back.
+        # Since c is only scaled and added to, gradients reach far back.
         cell = gates["forget"] * cell + gates["input"] * gates["candidate"]
         return gates["output"] * cell.tanh(), cell
 
@@ -116,7 +116,7 @@ class GRUCell(Cell, nn.GRU):
     fused_step = staticmethod(torch.gru_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from `read`, the `(B, 3 · hidden_size)` W x + b of the next token."""
+        """Return the next state from the next token's W x + b, `read` `(B, 3 · hidden_size)`."""
         (hidden,) = state
         gates = self.gates(read, hidden)
         return (gates["update"] * hidden + (1 - gates["update"]) * gates["candidate"],)
@@ -135,7 +135,7 @@ CELLS = {"rnn": RNNCell, "lstm": LSTMCell, "gru": GRUCell}
 
 
 def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
-    """Return a cell of the config's kind."""
+    """Return the config's kind of cell."""
     options = {"activation": config.activation_function} if config.cell == "rnn" else {}
     return CELLS[config.cell](input_size, hidden_size, batch_first=True, **options)
 
@@ -144,7 +144,7 @@ def make_cell(config: HeedRNNConfig, input_size: int, hidden_size: int) -> Cell:
 
 
 def may_fuse(config: HeedRNNConfig, device: torch.device, tokens: torch.Tensor | None = None) -> bool:
-    """Return whether torch's fused cells run: not under autocast of the CPU, `torch.func` or a replaced `F.linear`."""
+    """Return whether torch's fused cells run: not under the CPU's autocast, `torch.func` or a replaced `F.linear`."""
     if not config.use_fused_cells or not is_original(nn.Linear) or is_transformed():
         return False
     is_mixed = device.type == "cpu" and torch.is_autocast_enabled("cpu")  # products in bfloat16, states in float32
@@ -168,7 +168,7 @@ def run_fused(
     order = torch.where(tokens, length - position if is_reversed else position, 2 * length + position).argsort(1)
     lengths = tokens.sum(1).cpu()
     laid_out = inputs.take_along_dim(order[..., None], 1)
-    # A row of padding alone is read as one token, whose effect is undone below.
+    # A row of padding only counts as one token; its effect is undone below.
     packed = pack_padded_sequence(laid_out, lengths.clamp(min=1), batch_first=True, enforce_sorted=False)
     outputs, last = cell.whole(packed, given)
     outputs, _ = pad_packed_sequence(outputs, batch_first=True, total_length=length)
@@ -203,7 +203,7 @@ def run_by_steps(
 
 
 def keep_at_padding(is_token: torch.Tensor, new: State, old: State) -> State:
-    """Return the new state of the `(batch,)` rows that read a token, and the old state of the others."""
+    """Return the `(batch,)` rows' new states, or their old states at padding."""
     return tuple(torch.where(is_token[:, None], after, before) for after, before in zip(new, old, strict=True))
 
 
@@ -215,14 +215,14 @@ def padding_free(mask: torch.Tensor | None) -> torch.Tensor | None:
     return tokens if is_traced() or is_transformed() or not bool(tokens.all()) else None
 
 
-# What is kept between steps
+# The cache
 
 
 class RecurrentMemory(CacheLayerMixin):
-    """The one layer of a `RecurrentCache`."""
+    """The only layer in a `RecurrentCache`."""
 
-    states: list[State]  # of each layer, from the lowest; empty before the first token
-    fed: torch.Tensor | None  # read with the next token: what attention found, or the encoder's last state
+    states: list[State]  # for each layer, the lowest first; empty before the first token
+    fed: torch.Tensor | None  # input to the next step: the attention output, or the encoder's last state
     keys: torch.Tensor | None  # the projected source, (B, S, hidden_size)
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class RecurrentMemory(CacheLayerMixin):
         self._length += length
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens read."""
+        """Return the number of tokens so far."""
         return self._length
 
     def get_max_length(self) -> int:
@@ -243,7 +243,7 @@ class RecurrentMemory(CacheLayerMixin):
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of tokens that a mask covers, and its beginning."""
+        """Return a mask's length and its first position."""
         return self._length + query_length, 0
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -276,7 +276,7 @@ class RecurrentMemory(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """What `generate()` keeps between steps, of one size for any number of tokens."""
+    """The cache of `generate()`: its size does not depend on the number of tokens."""
 
     layers: Any  # one `RecurrentMemory`, which `generate()` reorders and resets
 
@@ -289,5 +289,5 @@ class RecurrentCache(Cache):
 
     @property
     def self_attention_cache(self) -> "RecurrentCache":
-        """The part that hypotheses of a sentence do not share: all of it."""
+        """The part that one sentence's hypotheses do not share: all of it."""
         return self

@@ -1,7 +1,7 @@
-"""Recurrent encoder-decoders for transformers: what *Attention Is All You Need* (2017) compares itself with.
+"""Recurrent encoder-decoders for transformers, the models to compare with *Attention Is All You Need* (2017).
 
-Encoder, attention to the source, decoder, model, output; the cells are in `cells_heed.py`. The loss, loading, saving
-and `generate()` are those of the Transformer.
+In this file: encoder, attention to the source, decoder, model, output. The cells are in `cells_heed.py`. Loss,
+loading, saving and `generate()` are the Transformer's.
 
 Letters in shape comments: B batch, S source length, T target length, E = embedding_size, H = hidden_size.
 """
@@ -38,9 +38,9 @@ from .versions_heed import CACHE, decoder_output, either_cache_name
 DEFAULT_MAX_LENGTH = 512  # tokens of the longest translation, unless `generate()` gets another limit
 
 MaybeTensor = torch.Tensor | None
-# From (B, length, H) states attends to the source: what the pre-softmax layer reads, and the weights.
+# Attends from (B, length, H) states to the source; returns the pre-softmax layer's input, and the weights.
 Look = Callable[[torch.Tensor], tuple[torch.Tensor, MaybeTensor]]
-# The next states, what is fed next, what the pre-softmax layer reads, the weights, and each layer's outputs.
+# The next states, the next step's extra input, the pre-softmax layer's input, the weights, and each layer's outputs.
 Run = tuple[list[State], MaybeTensor, torch.Tensor, MaybeTensor, list[torch.Tensor]]
 
 
@@ -48,7 +48,7 @@ Run = tuple[list[State], MaybeTensor, torch.Tensor, MaybeTensor, list[torch.Tens
 
 
 class HeedRNNEncoderLayer(nn.Module):
-    """One cell, or two that read in opposite directions (Schuster and Paliwal, 1997)."""
+    """One cell, or two that run in opposite directions (Schuster and Paliwal, 1997)."""
 
     def __init__(self, config: HeedRNNConfig, input_size: int):
         super().__init__()
@@ -59,7 +59,7 @@ class HeedRNNEncoderLayer(nn.Module):
         self.second_cell = make_cell(config, input_size, width) if config.bidirectional else None
 
     def forward(self, hidden_states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, State]:
-        """Read `(B, S, input_size)`; return the outputs `(B, S, H)` and the last state."""
+        """Return the outputs `(B, S, H)` and the last state for `(B, S, input_size)` inputs."""
         is_fused = may_fuse(self.config, hidden_states.device, tokens)
         outputs, state = self.first_cell(hidden_states, None, tokens, self.reads_backwards, is_fused)
         if self.second_cell is None:
@@ -73,7 +73,7 @@ class HeedRNNEncoderLayer(nn.Module):
 class RecurrentEncoderOutput(BaseModelOutput):
     """Output of the encoder."""
 
-    # Of each layer after its last token: (B, encoder_layers · parts, H); an LSTM has two parts, h and c.
+    # Each layer's state after its last token: (B, encoder_layers · parts, H); an LSTM has two parts, h and c.
     final_state: torch.Tensor | None = None
 
 
@@ -89,12 +89,12 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     }
     supports_gradient_checkpointing = False
     _no_split_modules = ["HeedRNNEncoderLayer"]
-    _is_stateful = True  # assisted decoding would go back by tokens
+    _is_stateful = True  # assisted decoding would have to go back by tokens
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
         """Raise a `ValueError` for every attention function but eager."""
         if attn_implementation != "eager":
-            must = "be eager for a recurrent model, which has one way to attend"
+            must = "be eager for recurrent models, which have one attention function"
             raise wrong("attn_implementation", must, repr(attn_implementation))
 
     @torch.no_grad()
@@ -114,8 +114,8 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
     @staticmethod
     def _init_cell(cell: Cell) -> None:
-        # Drawn in float32, as no matrix of 16 bits can be made orthogonal. Copied whole, as transformers marks only
-        # whole weights as loaded.
+        # Drawn in float32: 16-bit matrices cannot be made orthogonal. Copied whole: transformers marks only whole
+        # weights as loaded.
         drawn = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in cell.named_parameters()}
         if isinstance(cell, LSTMCell):
             # An LSTM that remembers at first learns longer distances (Jozefowicz et al., 2015).
@@ -129,7 +129,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
 
 class HeedRNNStack(HeedRNNPreTrainedModel):
-    """What encoder and decoder share: token embeddings, and checks of masks."""
+    """Base class of encoder and decoder: token embeddings, and mask checks."""
 
     def __init__(self, config: HeedRNNConfig, vocab_size: int):
         super().__init__(config)
@@ -148,7 +148,7 @@ class HeedRNNStack(HeedRNNPreTrainedModel):
 
 
 class HeedRNNEncoder(HeedRNNStack):
-    """Recurrent layers that read the source token by token."""
+    """Recurrent layers that encode the source token by token."""
 
     side = "encoder"
     # Each layer is gathered when it runs; see the config's plan for the decoder.
@@ -201,7 +201,7 @@ class HeedRNNBridge(nn.Module):
         self.projections = nn.ModuleList([nn.Linear(config.hidden_size, config.hidden_size) for _ in range(count)])
 
     def forward(self, final_state: torch.Tensor | None, like: torch.Tensor) -> list[State]:
-        """Return a state for each decoder layer from the encoder's, `(B, encoder_layers · parts, H)`, or zeros."""
+        """Return the decoder layers' first states from the encoder's, `(B, encoder_layers · parts, H)`, or zeros."""
         if self.kind == "none":
             return [(torch.zeros_like(like[:, 0]),) * self.parts for _ in range(self.layers)]
         layers, states = self.layers_of(final_state), []
@@ -227,8 +227,8 @@ class HeedRNNBridge(nn.Module):
 class HeedRNNAttention(nn.Module):
     """Attention to the source with one head: scores, softmax, weighted sum.
 
-    The score of a query q and a key k is qᵀk (`dot`), qᵀk/√H (`scaled_dot`), qᵀWk (`general`; Luong et al., 2015,
-    section 3.1) or vᵀtanh(Wq + Uk) (`additive`; Bahdanau et al., 2015, appendix A.1.2).
+    Query q and key k have the score qᵀk (`dot`), qᵀk/√H (`scaled_dot`), qᵀWk (`general`; Luong et al., 2015, section
+    3.1) or vᵀtanh(Wq + Uk) (`additive`; Bahdanau et al., 2015, appendix A.1.2).
     """
 
     def __init__(self, config: HeedRNNConfig):
@@ -242,13 +242,13 @@ class HeedRNNAttention(nn.Module):
         self.weight = nn.Parameter(torch.empty(width)) if is_additive else None
 
     def project_source(self, states: torch.Tensor) -> torch.Tensor:
-        """Return Wk (`general`), Uk (`additive`) or k itself of `(B, S, H)` states."""
+        """Return Wk (`general`), Uk (`additive`) or k itself for `(B, S, H)` states."""
         return states if self.k_proj is None else self.k_proj(states)
 
     def forward(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend from `(B, T, H)` states to values, with the keys of `project_source`; `(B, S)` tokens mask padding.
+        """Attend from `(B, T, H)` states to values, with keys from `project_source`; `(B, S)` tokens mask padding.
 
         Return the context `(B, T, H)` and the weights `(B, 1, T, S)`.
         """
@@ -266,7 +266,7 @@ class HeedRNNAttention(nn.Module):
 
 
 def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Tensor:
-    """Join a `(B, size)` vector, if any, to each of `(B, length, width)` states."""
+    """Join a `(B, size)` vector, if any, to all `(B, length, width)` states."""
     if context is None:
         return states
     context = context.to(states.dtype)[:, None].expand(-1, states.shape[1], -1)
@@ -274,11 +274,11 @@ def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Te
 
 
 class HeedRNNDecoder(HeedRNNStack):
-    """Recurrent layers that predict each target token from the state after those before it, and from the source.
+    """Recurrent layers that predict each target token from the state after its predecessors, and from the source.
 
-    The uppermost state h attends to the source, with context c; tanh(W[h; c]) (Luong et al., 2015, equation 5) is what
-    the pre-softmax matrix reads, and with input feeding the next step too. Without attention c is the encoder's last
-    state where it is fed (Cho et al., 2014, appendix A.1.1), or nothing.
+    The uppermost state h attends to the source, with context c; tanh(W[h; c]) (Luong et al., 2015, equation 5) is the
+    input to the pre-softmax layer, and with input feeding also to the next step. Without attention, c is the encoder's
+    last state if it is fed (Cho et al., 2014, appendix A.1.1), else nothing.
     """
 
     side = "decoder"
@@ -315,13 +315,13 @@ class HeedRNNDecoder(HeedRNNStack):
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Decode the target's newest tokens, with the arguments and errors of `HeedDecoder.forward`.
 
-        The source is `(batch, source_length, hidden_size)`, a row for each target; a first call also reads
-        `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. `output_attentions` are those to the
-        source. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the cache, and recorded outputs.
+        The source is `(batch, source_length, hidden_size)`, a row for each target; a first call also needs
+        `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. `output_attentions` records attention to
+        the source. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the cache, and recorded
+        outputs.
 
         Raises:
-            ValueError: Also if the source is missing, the cache is another model's, or the model has no attention to
-                return.
+            ValueError: Also if the source is missing, the cache is another model's, or no attention can be returned.
         """
         embeddings = self.embed(input_ids, inputs_embeds)
         length = embeddings.shape[1]
@@ -329,7 +329,7 @@ class HeedRNNDecoder(HeedRNNStack):
         records = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         records_attention = self.config.output_attentions if output_attentions is None else output_attentions
         if encoder_hidden_states is None:
-            raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder reads a source.")
+            raise ValueError("`encoder_hidden_states` must be given, but are not: this decoder needs a source.")
         self._check_given(cache, records_attention)
         kept = RecurrentCache() if cache is None else cache
         memory = kept.layers[0]
@@ -355,7 +355,7 @@ class HeedRNNDecoder(HeedRNNStack):
         if cache is not None and not isinstance(cache, RecurrentCache):
             raise wrong(CACHE, "be a RecurrentCache", f"a {type(cache).__name__}")
         if records_attention and self.cross_attn is None:
-            raise wrong("output_attentions", "be False where the config's `attention` is none", True)
+            raise wrong("output_attentions", "be False if the config's `attention` is none", True)
 
     def _look_at(self, source: torch.Tensor, mask: MaybeTensor, memory: RecurrentMemory, fed: MaybeTensor) -> Look:
         if self.cross_attn is None:
@@ -387,7 +387,7 @@ class HeedRNNDecoder(HeedRNNStack):
     def _feed_step_by_step(
         self, embeddings: torch.Tensor, tokens: MaybeTensor, states: list[State], fed: MaybeTensor, look: Look
     ) -> Run:
-        """Read each token together with what attention found before it."""
+        """Run all layers token by token, each token together with the previous step's attention output."""
         is_fused = may_fuse(self.config, embeddings.device)
         fed = torch.zeros_like(embeddings[:, 0]) if fed is None else fed
         found: list[tuple[torch.Tensor, Any]] = []
@@ -412,7 +412,7 @@ class HeedRNNDecoder(HeedRNNStack):
 
 
 class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
-    """Encoder and decoder without the pre-softmax layer; `forward` is that of `EncoderDecoder`."""
+    """Encoder and decoder without the pre-softmax layer; `forward` is `EncoderDecoder`'s."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config)
@@ -432,18 +432,18 @@ class HeedRNNModel(EncoderDecoder, HeedRNNPreTrainedModel):
 
 
 class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedGenerationMixin):
-    """A recurrent encoder-decoder with its pre-softmax layer and loss; `forward` is that of `OutputLayer`."""
+    """A recurrent encoder-decoder with pre-softmax layer and loss; `forward` is `OutputLayer`'s."""
 
     def __init__(self, config: HeedRNNConfig):
         super().__init__(config)
         model = HeedRNNModel(config)
         self._hold_head(model, nn.Linear(config.embedding_size, config.target_vocab_size, bias=False))
-        # Without a length, `generate()` would stop after 20 tokens and say so only in a log.
+        # Without a length, `generate()` would stop after 20 tokens, with only a log message.
         self.generation_config.max_length = DEFAULT_MAX_LENGTH
         self.post_init()
 
     def _may_leave_out_logits(self) -> bool:
-        return False  # it would gain little: cells take most of a step's time
+        return False  # it would gain little: the cells take most of the time
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -458,7 +458,7 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
         attention_mask: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the inputs of one step of `generate()`."""
+        """Return the inputs for one step of `generate()`."""
         newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
         given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
         return {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache, **given}

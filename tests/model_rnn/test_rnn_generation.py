@@ -81,7 +81,7 @@ def test_what_a_recurrent_model_cannot_read_is_refused_by_name():
         ({"encoder_outputs": encoded, "attention_mask": wide}, "must cover 3 tokens"),
     ]
     assert_refused(cases, lambda given: model(**given, decoder_input_ids=source))
-    cases = [(True, "`output_attentions` must be False where the config's `attention` is none")]
+    cases = [(True, "`output_attentions` must be False if the config's `attention` is none")]
     assert_refused(cases, lambda asked: tiny_rnn(**SUTSKEVER)(source, labels=source, output_attentions=asked))
     assert_refused([(3, "cannot be cropped")], RecurrentCache().crop)
     expected = model(source, decoder_input_ids=source).logits

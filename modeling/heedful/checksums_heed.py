@@ -1,7 +1,7 @@
-"""The SHA-256 of a saved model's weights and tokenizers, which reveal a changed or foreign file.
+"""SHA-256 checksums for saved weights and tokenizers, to detect changed or foreign files.
 
-What saves a part writes its checksums. A Heed model's config has those of its weights too: if you copy both, as
-transformers' Trainer does to push a checkpoint, the target folder may hold the checksums of an earlier model.
+Each part is saved with its checksums. A Heed model's config repeats those of its weights: if you copy both, as
+transformers' Trainer does to push a checkpoint, the target folder's checksum file may belong to an earlier model.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ CHECKSUMS_FILE = "heed_checksums.json"
 CONFIG_KEY = "_weights_checksums"
 TARGET_FOLDER = "target_tokenizer"
 Part = Literal["weights", "tokenizer"]
-# Of the tokenizer only what decides ids: its settings change with every library that saves them.
+# The tokenizer's settings are left out: every library that saves them changes them.
 FILES: dict[Part, tuple[str, ...]] = {
     "weights": ("model*.safetensors", "model*.safetensors.index.json", "pytorch_model*.bin*", "model.bin"),
     "tokenizer": ("tokenizer.json", "*.model", "*.spm", "vocab.*", "merges.txt", "added_tokens.json"),
@@ -22,11 +22,11 @@ FILES: dict[Part, tuple[str, ...]] = {
 
 
 def write_checksums(folder: str | Path, part: Part) -> None:
-    """Write the checksums of a part of a folder, and keep those of the other."""
+    """Write a part's checksums, and keep the other part's."""
     folder = Path(folder)
     try:
         known = _known(folder)
-    except ValueError:  # a broken file is written anew
+    except ValueError:  # a broken file is replaced
         known = {}
     known[part] = _found(folder, part)
     _write(folder / CHECKSUMS_FILE, known)
@@ -36,7 +36,7 @@ def write_checksums(folder: str | Path, part: Part) -> None:
 
 
 def changed_files(folder: str | Path, part: Part) -> list[str] | None:
-    """Return the files of a part that are changed, missing or new, or `None` without checksums."""
+    """Return a part's changed, missing and new files, or `None` without checksums."""
     folder = Path(folder)
     known = _known(folder).get(part)
     if known is None:
@@ -48,14 +48,14 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
 
 
 def check_no_target(folder: str | Path, is_there: bool = False) -> None:
-    """Raise a `ValueError` for the target's tokenizer of an earlier pair, which would decode another's ids."""
+    """Raise a `ValueError` for an earlier pair's target tokenizer, which would decode other ids."""
     if is_there or has_tokenizer(Path(folder) / TARGET_FOLDER):
         must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
         raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
 
 
 def settle_target(folder: str | Path, is_joint: bool) -> None:
-    """Name the saved target's tokenizer in the source's settings, or for a joint one remove an earlier pair's."""
+    """Name the target's tokenizer in the source's settings, or for a joint tokenizer remove an earlier pair's."""
     folder = Path(folder)
     settings, target = folder / "tokenizer_config.json", folder / TARGET_FOLDER
     if not is_joint:
@@ -66,23 +66,23 @@ def settle_target(folder: str | Path, is_joint: bool) -> None:
 
 
 def load_tokenizer(loader: Any, name: str | Path, way: str, **options: Any) -> Any:
-    """Load a tokenizer; if it needs code that is not trusted, the `ValueError` names the way to load it."""
+    """Load a tokenizer; if it needs untrusted code, the `ValueError` names the way to load it."""
     try:
         return loader.from_pretrained(name, **options)
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        fault = f"The tokenizer in {name} needs code of its own (`auto_map` of tokenizer_config.json)"
-        raise ValueError(f"{fault}, which does not run unasked. If you trust it, load it {way}.") from error
+        fault = f"The tokenizer in {name} contains custom code (`auto_map` in tokenizer_config.json)"
+        raise ValueError(f"{fault}, which is not run automatically. If you trust it, load it {way}.") from error
 
 
 def has_tokenizer(folder: str | Path) -> bool:
-    """Return whether a folder holds files of a tokenizer."""
+    """Return whether a folder holds tokenizer files."""
     return (Path(folder) / "tokenizer_config.json").is_file() or bool(_files(Path(folder), "tokenizer"))
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
+    """Return a file's SHA-256 in hexadecimal digits."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -111,7 +111,7 @@ def _known(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read an object of JSON, empty if there is no file."""
+    """Load a JSON object, empty if there is no file."""
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Messages about a user's mistake, all of one form: what must be, and what is."""
+"""Messages about users' mistakes, all in one form: the rule, and the value given."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ def wrong(field: str, must: str, value: object, *, verb: str = "is", advice: str
 
 
 def shortened(value: object, width: int = 60) -> str:
-    """Quote a text with its invisible characters escaped, or write another value, cut to a width."""
+    """Quote a text with invisible characters escaped, or write another value, cut to a width."""
     written = value if isinstance(value, str) else repr(value)
     written = written if len(written) <= width else written[: width - 1] + "…"
     return repr(written) if isinstance(value, str) else written
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first three of some names in alphabetical order, and how many more there are."""
+    """Return the first three names in alphabetical order, and the number of others."""
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

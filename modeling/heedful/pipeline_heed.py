@@ -1,10 +1,10 @@
-"""Pipelines of transformers for translation and other texts from texts, of any length, whose layout is kept.
+"""Pipelines for translation and other text-to-text tasks: texts of any length, whose layout is kept.
 
-`pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)` once Heedful is imported,
-`pipeline(model=..., trust_remote_code=True)` without it: this file travels with every model. It also serves Marian,
-BART, mBART, M2M100, NLLB (see `Languages`), and T5 with a `prefix`.
+After `import heedful`, call `pipeline("heed-translation", model=...)` or `pipeline("heed-text2text", model=...)`.
+Without Heedful, call `pipeline(model=..., trust_remote_code=True)`: this file travels with every model. Marian, BART,
+mBART, M2M100, NLLB (see `Languages`), and T5 with a `prefix` work too.
 
-Letters in shape comments: B sentences of a batch, N translations of each, T tokens of the longest.
+Letters in shape comments: B sentences in a batch, N translations of each, T tokens of the longest.
 """
 
 import re
@@ -31,30 +31,30 @@ from .generation_heed import DEFAULT_MAX_NEW_TOKENS, check_logits, check_strateg
 from .sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from .symbols_heed import UNKNOWN, check_are_several, checked_texts, decoded, trimmed, unknown_id, unknown_symbol
 
-# Arguments of a call for the source; generating needs the target's language too.
+# A call's arguments for the source; generation needs the target's language too.
 SOURCE_ARGUMENTS = ("src_lang", "tgt_lang", "prefix", "split_sentences", "max_source_tokens")
 # Arguments that depend on the order of rows, so that a list is not sorted.
 ROW_ARGUMENTS = {"streamer", "prefix_allowed_tokens_fn", "custom_generate", "logits_processor", "stopping_criteria"}
-# Arguments of `generate()` in addition to fields of its config; the pipeline sets its other ones, and these fields.
+# Arguments of `generate()` besides its config's fields; the pipeline sets the others, and `OWN_FIELDS`.
 GENERATE_ARGUMENTS = set(signature(GenerationMixin.generate).parameters) - {"self", "inputs", "synced_gpus", "kwargs"}
 OWN_FIELDS = {"output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate"}
 
-CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # of a language and its script or country
+CODE = r"([a-z]{2,3}_[A-Z][A-Za-z]{1,3})"  # language and script or country
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a text that is translated on its own, and the white space after it."""
+    """A separately translated part of a text, and the white space after it."""
 
     text: str
     space: str = ""
 
 
 class Languages:
-    """How a checkpoint selects its languages, if it has several: by tags or by codes, both ids.
+    """How a checkpoint selects its languages, if it has several: by tags or by codes; both are token ids.
 
-    A tag of the target language precedes the source: Heed's `<2de>`, Marian's `>>deu<<`. With codes the tokenizer
-    marks the source's language and the decoder begins with the target's: M2M100, NLLB, mBART.
+    A target language's tag precedes the source: Heed's `<2de>`, Marian's `>>deu<<`. With codes the tokenizer marks the
+    source's language, and the decoder begins with the target's code: M2M100, NLLB, mBART.
     """
 
     def __init__(self, tokenizer: Any, model: Any):
@@ -64,14 +64,14 @@ class Languages:
         self.codes: dict[str, int] = {}
         if not tags and isinstance(getattr(tokenizer, "src_lang", None), str):
             self.codes = getattr(tokenizer, "lang_code_to_id", None) or _languages_in(added, CODE)
-        self.known = tuple(self.tags or self.codes)  # the languages that may be named
+        self.known = tuple(self.tags or self.codes)  # languages that a call may name
         self._names = ", ".join(self.known)
         codes = {*self.codes.values()}
-        # mBART of 25 languages starts the decoder with the language itself.
+        # mBART25 starts the decoder with the language itself.
         starts = getattr(model.config, "decoder_start_token_id", None) in codes
         self.option = "decoder_start_token_id" if starts else "forced_bos_token_id"
         self.has_default = getattr(model.generation_config, self.option) in codes
-        # A source's language is its first or last id.
+        # The source's first or last id is its language.
         self.place = 0 if codes and tokenizer("")["input_ids"][0] in codes else -1
 
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
@@ -85,40 +85,40 @@ class Languages:
                 raise ValueError(f"`{name}` must be a language of the model ({known}), but is {language!r} instead.")
 
     def encode(self, tokenizer: Any, text: str, src_lang: str | None, tgt_lang: str | None) -> list[int]:
-        """Encode a source text, without truncation, or raise a `ValueError` if a target language must be named."""
+        """Encode a source text, without truncation; a missing target language is a `ValueError`."""
         if tgt_lang is None and len(self.known) > 1 and not self.has_default:
             raise ValueError(f"`tgt_lang` must be one of {self._names}, but is None instead.")
         try:
             ids = tokenizer(text, truncation=False, verbose=False)["input_ids"]
-        except Exception as error:  # that of `tokenizers` does not name the symbol
+        except Exception as error:  # the error from `tokenizers` does not name the symbol
             unknown = unknown_symbol(tokenizer, "text", [text])
             raise unknown.at(repr(text[:40])) if unknown else error from None
-        if src_lang is not None:  # the tokenizer, which other threads use, keeps its own
+        if src_lang is not None:  # other threads use the tokenizer, so its language stays
             ids[self.place] = self.codes[src_lang]
         return [self.tags[tgt_lang], *ids] if self.tags and tgt_lang else ids  # in a text, a tag is plain text
 
 
 def _languages_in(vocabulary: dict[str, int], pattern: str) -> dict[str, int]:
-    """Return the ids of tokens that match a pattern, by its first group."""
+    """Return token ids by language, the first group of a pattern that the token matches."""
     return {match[1]: number for token, number in vocabulary.items() if (match := re.fullmatch(pattern, token))}
 
 
 class HeedTranslationPipeline(ChunkPipeline):
     """Translates texts with any encoder-decoder of transformers.
 
-    Line breaks, empty lines and the space between sentences stay. A line longer than the model takes is translated
-    sentence by sentence, a longer sentence is an error, and a translation that is cut off gives a warning.
+    Line breaks, empty lines and the space between sentences stay. A line that is too long for the model is translated
+    sentence by sentence; a sentence that is too long is an error. A translation that is cut off gives a warning.
 
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
         tokenizer: The source's tokenizer.
-        target_tokenizer: The target's, by default that in the folder's or repository's `target_tokenizer`, else
+        target_tokenizer: The target's; by default that in the folder or repository (`target_tokenizer`), else
             `tokenizer`.
-        kwargs: Arguments of `transformers.pipeline`, and defaults for those of a call.
+        kwargs: Arguments of `transformers.pipeline`, and defaults for a call's arguments.
 
     Raises:
         ValueError: If the model is no encoder-decoder that generates, or its weights or tokenizers are wrong.
-        OSError: If the source's tokenizer belongs to a pair whose other one is missing.
+        OSError: If the source's tokenizer belongs to a pair whose target tokenizer is missing.
     """
 
     task_id, text_key, unit = TASK, "translation_text", "sentence"
@@ -129,7 +129,7 @@ class HeedTranslationPipeline(ChunkPipeline):
 
     def __init__(self, model: Any, tokenizer: Any = None, target_tokenizer: Any = None, **kwargs: Any):
         if tokenizer is None:
-            raise ValueError("`tokenizer` must be given together with a model that is already loaded, but is None.")
+            raise ValueError("`tokenizer` must be given with a model that is already loaded, but is None.")
         if not (model.config.is_encoder_decoder and model.can_generate()):
             must = "`model` must be an encoder-decoder with `generate()`"
             raise ValueError(f"{must}, but is {type(model).__name__} instead.")
@@ -142,28 +142,28 @@ class HeedTranslationPipeline(ChunkPipeline):
         self.model.eval()
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Translate one text, a list of texts, or an iterator or dataset of them.
+        """Translate one text, or a list, iterator or dataset of texts.
 
         Args:
-            inputs: A text; a list of texts; or any iterable (a generator, an open file, a `KeyDataset`), read at most
-                one batch ahead.
+            inputs: A text; a list of texts; or any iterable (a generator, an open file, a `KeyDataset`), consumed at
+                most one batch ahead.
             kwargs:
-                src_lang, tgt_lang: Languages of a model that knows several, in its own codes: `de` (Heed),
-                    `deu_Latn` (NLLB), `de_DE` (mBART), `deu` (Marian).
+                src_lang, tgt_lang: Languages, if the model has several, in its own codes: `de` (Heed), `deu_Latn`
+                    (NLLB), `de_DE` (mBART), `deu` (Marian).
                 prefix: Text put before every source.
-                split_sentences: Whether each sentence is translated on its own. By default only lines longer than
+                split_sentences: Whether each sentence is translated separately. By default only lines longer than
                     `max_source_tokens` are split. False gives the model the whole text, with line breaks.
-                max_source_tokens: Longest source in tokens; by default what the model's positions allow.
+                max_source_tokens: Longest source in tokens; by default the model's number of positions.
                 return_scores: Whether every translation has a `score`.
                 batch_size: Number of sentences translated at once; in float32 results do not depend on it.
                 num_beams, num_return_sequences, max_new_tokens, streamer, …: As in `generate()`. A streamer gets a
                     text's sentences as one stream.
 
         Returns:
-            For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, if asked
-            for, `score`, the `sequences_scores` of `generate()` over all tokens (`None` of a blank text). The second
-            translation joins the second of each sentence. For a list a list of dictionaries, or of such lists where
-            `num_return_sequences` is above 1; for anything else an iterator of the same.
+            For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, with
+            `return_scores`, `score`: the `sequences_scores` of `generate()` over all tokens (`None` for blank texts).
+            The second translation joins each sentence's second. For a list a list of dictionaries, or of such lists if
+            `num_return_sequences` is above 1; for other inputs an iterator of the same.
 
         Raises:
             ValueError: For an unknown language, setting or symbol, or a sentence longer than the model takes.
@@ -177,13 +177,13 @@ class HeedTranslationPipeline(ChunkPipeline):
             translated = super().__call__([texts[number] for number in order], **kwargs) if texts else []
             results = dict(zip(order, map(_one_or_all, translated), strict=True))
             return [results[number] for number in range(len(texts))]
-        # A generator is read lazily, unlike other iterators.
+        # transformers consumes generators lazily, but not other iterators.
         check_are_several(inputs, "inputs")
         stream = inputs if isinstance(inputs, Dataset) else (text for text in inputs)
         return map(_one_or_all, super().__call__(stream, **kwargs))
 
     def _sanitize_parameters(self, **parameters: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Sort a call's arguments: for the source, for `generate()`, for the results."""
+        """Sort a call's arguments into those for the source, for `generate()` and for the results."""
         self.languages.check(parameters.get("src_lang"), parameters.get("tgt_lang"))
         limit = parameters.get("max_source_tokens")
         if limit is not None and limit < 1:
@@ -208,13 +208,13 @@ class HeedTranslationPipeline(ChunkPipeline):
         split_sentences: bool | None = None,
         max_source_tokens: int | None = None,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the pieces of a text as model inputs, `(1, T)`."""
+        """Yield a text's pieces as model inputs, `(1, T)`."""
 
         def encode(sentence: str) -> list[int]:
             return self.languages.encode(self.tokenizer, (prefix or "") + sentence, src_lang, tgt_lang)
 
         hard = min(filter(None, (max_source_tokens, position_limit(self.model.config))), default=None)
-        # A model was seldom trained on longer texts, even if its positions go on.
+        # Few models were trained on longer texts, even if their positions have no limit.
         soft = hard or getattr(self.model.config, "max_position_embeddings", None) or self.tokenizer.model_max_length
         whole = [Piece(*map(trimmed, checked_texts([text], "inputs")))]
         pieces = whole if split_sentences is False else self._pieces(text, encode, split_sentences, soft)
@@ -227,7 +227,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             yield {**inputs, "piece": piece, "is_last": number == len(pieces) - 1}
 
     def _pieces(self, text: str, encode: Callable[[str], list[int]], split: bool | None, limit: int) -> list[Piece]:
-        """Split a text at line breaks, and at sentences where asked for or needed."""
+        """Split a text at line breaks, and between sentences if requested or needed."""
         found: list[list[str]] = [[""]]  # a sentence, and the parts of the space after it
         parts = LINE_BREAK.split(text)
         for line, line_break in zip(parts[::2], [*parts[1::2], ""], strict=True):
@@ -239,7 +239,7 @@ class HeedTranslationPipeline(ChunkPipeline):
             for sentence, space in [*sentences, ("", line_break)]:
                 if trimmed(sentence):
                     found.append([sentence, space])
-                else:  # without text it is white space of the piece before
+                else:  # without text it belongs to the white space before
                     found[-1] += sentence, space
         pieces = [Piece(sentence, "".join(spaces)) for sentence, *spaces in found]
         return pieces if pieces[0].space or len(pieces) == 1 else pieces[1:]
@@ -247,7 +247,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     def _forward(
         self, model_inputs: Any, tgt_lang: str | None = None, return_scores: bool = False, **options: Any
     ) -> dict[str, Any]:
-        """Generate `sequences` (B, N, T) without the decoder's start, and facts about each row."""
+        """Generate `sequences` (B, N, T) without the decoder's start, and each row's length, score and end."""
         passed = {name: model_inputs.pop(name) for name in ("piece", "is_last")}
         is_batch = isinstance(passed["piece"], list)
         pieces, is_last = passed.values() if is_batch else ([value] for value in passed.values())
@@ -265,15 +265,15 @@ class HeedTranslationPipeline(ChunkPipeline):
         rows = [number for number, piece in enumerate(pieces) if piece.text]
         blank = [number for number, piece in enumerate(pieces) if not piece.text]
         if rows and not is_streamed and ROW_ARGUMENTS & options.keys():
-            rows = [*range(len(pieces))]  # or a blank one would change the numbers of later ones
+            rows = [*range(len(pieces))]  # or a blank text would change later rows' numbers
         if stops is not None:  # a strategy gets no `tokenizer`
             criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
             options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-        kept = getattr(options.get("custom_generate"), "keep", None)  # of minimum Bayes risk
+        kept = getattr(options.get("custom_generate"), "keep", None)  # with minimum Bayes risk
         size, filled = (len(pieces), kept or self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
-            # Heedful's own strategies return the scores of sequences in any case, and some keep no step's.
+            # Heedful's strategies always return sequence scores, and some keep no step scores.
             is_ours = str(getattr(options.get("custom_generate"), "__module__", None)).startswith("heedful.")
             options |= {"return_dict_in_generate": True, "output_scores": return_scores and not is_ours}
             options["logits_processor"] = with_check(self.model, options.get("logits_processor"))
@@ -296,18 +296,18 @@ class HeedTranslationPipeline(ChunkPipeline):
         return result | passed | {"penalty": torch.full((len(pieces),), penalty)}
 
     def _setting(self, options: dict[str, Any], name: str) -> Any:
-        """Return a setting as `generate()` reads it: the call's, its generation config's, or the model's."""
+        """Return a setting by the rule of `generate()`: the call's, its generation config's, or the model's."""
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 
     def postprocess(self, model_outputs: Any, return_scores: bool = False) -> list[dict[str, Any]]:
-        """Join the translations of a text's pieces."""
+        """Join the pieces' translations."""
         results, unknown = [], 0
         for rank in range(min(output["counts"].shape[1] for output in model_outputs)):
             text = between = ""
             for output in model_outputs:
                 ids = output["sequences"][0, rank, : output["counts"][0, rank]].tolist()
-                found = unicodedata.normalize("NFC", decoded(self.target_tokenizer, ids))  # which jamo need
+                found = unicodedata.normalize("NFC", decoded(self.target_tokenizer, ids))  # composes jamo
                 found = found.strip() if len(model_outputs) > 1 else found
                 text, between = joined_sentences(text, found, between) + output["piece"].space, output["piece"].space
                 unknown += unknown_id(self.target_tokenizer) in ids
@@ -322,7 +322,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         if unfinished:
             longest = max(int(output["counts"].max()) for output in model_outputs)
             count = f"{unfinished} {self.unit}{' was' if unfinished == 1 else 's were'}"
-            cure = "raise `max_new_tokens`, or look whether the model repeats itself"
+            cure = "raise `max_new_tokens`, or check whether the model repeats itself"
             warnings.warn(f"{count} cut off at {longest} tokens: {cure}.", stacklevel=2)
         return results
 
@@ -341,9 +341,9 @@ class HeedTranslationPipeline(ChunkPipeline):
 
 
 class HeedText2TextPipeline(HeedTranslationPipeline):
-    """A `HeedTranslationPipeline` for texts that are not translated: spelling to pronunciation, commands to actions.
+    """A `HeedTranslationPipeline` for other tasks than translation: spelling to pronunciation, commands to actions.
 
-    It reads each text whole, with its line breaks, unless `split_sentences` is given.
+    Each text is one input, with its line breaks, unless `split_sentences` is given.
     """
 
     task_id, text_key, unit = TEXT_TASK, "generated_text", "text"
@@ -354,13 +354,13 @@ class HeedText2TextPipeline(HeedTranslationPipeline):
 
 
 def pipelines_of_folder(task: str | None) -> dict[str, Any]:
-    """Return the `custom_pipelines` of a folder's config.json, by default for translation."""
+    """Return the `custom_pipelines` in a folder's config.json, by default for translation."""
     pipeline = HeedText2TextPipeline if task == TEXT_TASK else HeedTranslationPipeline
     return {pipeline.task_id: {"impl": f"pipeline_heed.{pipeline.__name__}", "pt": ["AutoModelForSeq2SeqLM"]}}
 
 
 class _OneStream:
-    """Gives a streamer the sentences of a text as one stream, with the white space between them."""
+    """Gives a streamer one text's sentences as one stream, with the white space between them."""
 
     def __init__(self, streamer: Any, space: str, is_last: bool):
         self.streamer, self.space, self.is_last = streamer, space, is_last
@@ -372,7 +372,7 @@ class _OneStream:
         if self.is_last:
             streamer.end()
         elif isinstance(streamer, TextStreamer):
-            # As its own `end` does, but this is not the end.
+            # As in its own `end`, but the text goes on.
             held = str(streamer.tokenizer.decode(streamer.token_cache, **streamer.decode_kwargs))[streamer.print_len :]
             streamer.token_cache, streamer.print_len, streamer.next_tokens_are_prompt = [], 0, True
             streamer.on_finalized_text(held + self.space)
@@ -383,7 +383,7 @@ def _log_probabilities(output: Any, counts: torch.Tensor, penalty: float) -> tor
     if getattr(output, "sequences_scores", None) is not None:
         return torch.as_tensor(output.sequences_scores * counts**penalty)
     total = torch.zeros(len(counts), device=counts.device)
-    # Step by step: stacked they would be the largest tensor of the run.
+    # Step by step: together they would be the largest tensor.
     for step, scores in enumerate(output.scores):
         chosen = output.sequences[:, -len(output.scores) :][:, step, None]
         step_scores = scores.float().log_softmax(dim=-1).gather(1, chosen)[:, 0]
@@ -396,7 +396,7 @@ def _one_or_all(result: list[dict[str, Any]]) -> Any:
 
 
 def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
-    """Return the target's tokenizer: that given, that of the model's folder or repository, or the source's."""
+    """Return the target's tokenizer: the given one, the one in the model's folder or repository, or the source's."""
     way = "with `AutoTokenizer.from_pretrained(…, trust_remote_code=True)` and pass it as `target_tokenizer`"
     if given is not None:
         is_name = isinstance(given, str | Path)
@@ -404,7 +404,7 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
     name = model.config.name_or_path or tokenizer.name_or_path
     if model.config.model_type not in HEED_TYPES or not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         return tokenizer
-    # `pipeline(token=…)` gives it to the model alone.
+    # `pipeline(token=…)` passes it only to the model.
     access = getattr(model, "hub_access", None)
     options: dict[str, Any] = {key: getattr(access, key, None) for key in ("revision", "token")}
     options["subfolder"] = TARGET_FOLDER
@@ -414,14 +414,14 @@ def _target_tokenizer(model: Any, tokenizer: Any, given: Any) -> Any:
         return tokenizer
     if TARGET_FOLDER not in {**tokenizer.init_kwargs, **get_tokenizer_config(name, **options | {"subfolder": ""})}:
         check_no_target(name, is_there=True)
-    # By its class, because AutoTokenizer would first look for the folder's model.
+    # By its class: AutoTokenizer would first look for the folder's model.
     ours = settings.get("tokenizer_class") == "PreTrainedTokenizerFast"
     loader: Any = PreTrainedTokenizerFast if ours else AutoTokenizer
     return load_tokenizer(loader, name, way, trust_remote_code=False, **options)
 
 
 def _check_tokenizers(model: Any, source: Any, target: Any) -> None:
-    """Raise a `ValueError` that names how the tokenizers do not fit the model's config."""
+    """Raise a `ValueError` with each mismatch between the tokenizers and the model's config."""
     config, wrong = model.config, []
     sizes = (config.vocab_size, config.decoder_vocab_size) if config.model_type in HEED_TYPES else (None, None)
     for side, tokenizer, size in zip(("tokenizer", "target_tokenizer"), (source, target), sizes, strict=True):

@@ -1,21 +1,21 @@
-"""Sentences, and markup between and within them, in texts of any script."""
+"""Splitting texts in any script into sentences, with markup between and within them."""
 
 import re
 
-# A sentence ends at these, and whatever closes a quotation or bracket belongs to it ...
+# A sentence ends at these; closing quotation marks and brackets belong to it ...
 SENTENCE_END = re.compile(r"""(?<![.!?…])[.!?…]+["'”’»)\]]*(?=\s)|[。！？｡]+["'”’»」』）)\]]*""")
-# ... unless the full stop belongs to one of these, to an initial, to a list's number, or to a Korean date ...
+# ... unless the full stop belongs to one of these, to an initial, a list's number, or a Korean date ...
 ABBREVIATION = re.compile(
     r"(?:^\d{1,3}|(?:^|[\s(\"'“‘])(?:[A-ZА-ЯΑ-Ω]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|etc|approx|No|Nr|Fig|Eq|cf|Inc|Ltd|Co|ca|"
     r"bzw|usw|Mme|Mlle|pp|vol|(?:[A-Za-z]\.)+[A-Za-z])|\d{4}\. ?\d{1,2}(?:\. ?\d{1,2})?)\.$"
 )
-# ... or the sentence goes on: with the next number of a date, or after a Korean quotation.
+# ... or the sentence goes on: with a date's next number, or after a Korean quotation.
 KOREAN_PARTICLE = re.compile(r"이?라[고며는]|하[고며]")
 SEEN = re.compile(r"\S")
 FULL_WIDTH_END = tuple("。！？｡」』）")
 LINE_BREAK = re.compile(r"(\r?\n|\r)")
-# The beginning of a line of a list, a heading or a quotation, and a line without text: tags, rules, a fence of code,
-# a subtitle's time, a link's definition, a formula.
+# The beginnings of list items, headings and quotations; and lines without text: tags, rules, code fences, subtitle
+# times, link definitions, formulas.
 MARKER = re.compile(
     r"\s*(?:(?:[-*+•·▪◦]|#{1,6}|>|\(?\d{1,3}[.)]|\[[ xX]\]|\[\^\w+\]:|[A-Za-z]\)|"
     r"[가나다라마바사아자차카타파하]\.)\s+|[①-⑳]\s*)+"
@@ -24,22 +24,22 @@ MARKUP = re.compile(
     r"\s*(?:(?:</?[A-Za-z!][^<>]*>\s*)+|`{3,}[^`]*|~{3,}.*|(?:[-=*_|:+#]\s*){3,}|WEBVTT.*|[\d:.,]+ --> .*|"
     r"\[[^\]]{1,99}\]:\s+<?(?:\w+://|[./#]).*|\$\$.*\$\$\s*|\\\[.*\\\]\s*)$"
 )
-# No text within a line: an image, a link's target, an address.
+# Parts of a line that are not text: images, link targets, addresses.
 KEPT = (
     r"!\[[^\]]{0,300}\]\([^()]{0,2000}\)|"
     r"(?<=\])\([^()\s]{1,2000}(?:\([^()\s]*\)[^()\s]*)?(?:\s+\"[^\"]{0,300}\")?\)|"
     r"<?(?:https?|ftp)://[^\s<>|]*[^\s<>|.,;:!?)\]}\"']>?|\bwww\.[^\s<>|]*\w|(?<![\w.+-])(?:mailto:)?[\w.+-]+@[\w-]+(?:\.\w+)+"
 )
-BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # the end of a sentence or of a bracket around it
-BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between the cells of a table, and in a line that begins with one
+BEHIND = re.compile(r"[\s.,;:!?)\]}]*")  # the end of a sentence or bracket
+BARS = r"|(?<=\s)\|(?=\s|$)", r"|(?<!\\)\|"  # between a table's cells, and in a line that begins with a bar
 TAGS = "|</?[A-Za-z][^<>]{0,500}>"
 
 
 def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
-    """Split a text in linear time into pairs of a sentence and the white space after it, which together are the text.
+    """Split a text into pairs, each a sentence and the white space after it; joined they are the text. Linear time.
 
-    White space at the beginning is a pair with an empty sentence; so is markup, if kept: parts without letters, a
-    list's bullet or number, tags, rules, bars between a table's cells, images, targets of links, addresses.
+    White space at the beginning is a pair with an empty sentence. So is markup, if kept: parts without letters, a
+    list's bullets or numbers, tags, rules, bars between a table's cells, images, link targets, addresses.
     """
     if not keeps_markup:
         return _sentences(line, len(line) - len(line.lstrip()))
@@ -59,7 +59,7 @@ def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, st
 
 
 def _sentences(line: str, start: int) -> list[tuple[str, str]]:
-    """Split the text from a place on; what precedes it is a first pair."""
+    """Split the text from `start` on; the text before it is the first pair."""
     pieces = [("", line[:start])] * bool(start)
     for match in SENTENCE_END.finditer(line, start):
         end = match.end()

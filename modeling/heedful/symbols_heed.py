@@ -1,4 +1,4 @@
-"""Texts, and their symbols in closed vocabularies (phonemes, commands)."""
+"""Checks of texts, and of their symbols in closed vocabularies (phonemes, commands)."""
 
 import re
 import unicodedata
@@ -7,21 +7,21 @@ from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from typing import Any
 
-# Unicode's categories of invisible characters: controls, formats such as a zero width space, and spaces.
+# Unicode's categories for invisible characters: controls, formats such as zero-width space, and spaces.
 UNSEEN = ("Cc", "Cf", "Zl", "Zp", "Zs")
-# A character as you see it (an "extended grapheme cluster"), or several that a tie bar of IPA joins.
+# A visible character (an "extended grapheme cluster"), or several under an IPA tie bar.
 CHARACTER = r"(?:\X(?<=[\u035c\u0361]))*\X"
-HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by their category
+HANGUL_FILLERS = "\u115f\u1160\u3164\uffa0"  # letters by category
 
 
 def trimmed(text: str) -> str:
-    """Return a text without white space around it, empty if no character is visible."""
+    """Strip white space around a text; a text without visible characters becomes empty."""
     is_seen = any(unicodedata.category(each) not in UNSEEN and each not in HANGUL_FILLERS for each in text)
     return text.strip() if is_seen else ""
 
 
 def check_are_several(texts: Any, name: str) -> None:
-    """Raise a `ValueError` for what is no list or stream, also for one text or a mapping."""
+    """Raise a `ValueError` for anything but a list or stream, also for one text or a mapping."""
     with suppress(TypeError):
         if not isinstance(texts, str | bytes | Mapping):
             iter(texts)
@@ -31,7 +31,7 @@ def check_are_several(texts: Any, name: str) -> None:
 
 
 def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
-    """Return a list of texts; a `ValueError` names what is no text, by its number from `first` on."""
+    """Return a list of texts; for other items a `ValueError` gives their number, counted from `first`."""
     check_are_several(texts, name)
     found: list[str] = list(texts)
     for index, text in enumerate(found, start=first):
@@ -48,7 +48,7 @@ UNKNOWN = "the token of unknown words, for something that the target's vocabular
 
 
 def unknown_id(tokenizer: Any) -> int | None:
-    """Return the id of unknown words, or `None` where it is also the end or padding."""
+    """Return the id for unknown words, or `None` if it is also the end's or padding's."""
     unknown = tokenizer.unk_token_id
     return None if unknown in (tokenizer.eos_token_id, tokenizer.pad_token_id) else unknown
 
@@ -61,23 +61,23 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
     special = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
     control = {*tokenizer.all_special_ids, *special} - {unknown}
     text = str(tokenizer.decode([id_ for id_ in ids if id_ not in control], **options))
-    if is_of_words(tokenizer):  # `<unk>` has no mark of a word, and would stick to the one before
+    if is_of_words(tokenizer):  # `<unk>` has no word mark, and would stick to the preceding word
         text = re.sub(f" ?{re.escape(tokenizer.unk_token)}", lambda _: f" {tokenizer.unk_token}", text).strip()
     return text
 
 
 def is_of_words(tokenizer: Any) -> bool:
-    """Return whether each token of a text is a word."""
+    """Return whether each token is a word."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     kinds = [type(getattr(backend, part, None)).__name__ for part in ("pre_tokenizer", "model")]
     return kinds == ["Metaspace", "WordLevel"]
 
 
 class UnknownSymbol(ValueError):
-    """Text number `index` (from 0) has a symbol that the closed vocabulary of its side lacks."""
+    """Text number `index` (from 0) has a symbol that its side's closed vocabulary lacks."""
 
     def __init__(self, index: int, message: str):
-        super().__init__(index, message)  # by which it is pickled
+        super().__init__(index, message)  # for pickling
         self.index, self.message = index, message
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class UnknownSymbol(ValueError):
 
 @contextmanager
 def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
-    """Name the line of a symbol that a closed vocabulary lacks."""
+    """Name the line with a symbol that a closed vocabulary lacks."""
     try:
         yield
     except UnknownSymbol as error:
@@ -98,17 +98,17 @@ def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
-    """Return the symbols of a closed vocabulary (of words, without a token for others), or `None`."""
+    """Return the symbols in a closed vocabulary (words, without an unknown token), or `None` if it is not closed."""
     model = tokenizer.backend_tokenizer.model if is_of_words(tokenizer) else None
     if model is None or model.token_to_id(model.unk_token) is not None:
         return None
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    # The first character of each is the mark of a word.
+    # Each begins with the word mark.
     return [token[1:] for id_, token in enumerate(tokens) if id_ not in tokenizer.added_tokens_decoder]
 
 
 def unknown_symbol(tokenizer: Any, side: str, texts: Sequence[str]) -> UnknownSymbol | None:
-    """Find the first symbol that a closed vocabulary lacks, and those most alike."""
+    """Find the first symbol that a closed vocabulary lacks, and the most similar ones."""
     known = symbols_of(tokenizer)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""The tokenizer of a model's source, where the target has another."""
+"""The source's tokenizer, if the target has another."""
 
 from transformers import PreTrainedTokenizerFast
 

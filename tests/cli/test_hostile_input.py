@@ -130,7 +130,7 @@ def false_cache(place, name):
     linked(place, WEIGHTS, Path("../../blobs") / WEIGHTS)
 
 
-NEEDS_CODE = r"needs code of its own \(`auto_map` of tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust"
+NEEDS_CODE = r"contains custom code \(`auto_map` in tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust"
 MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
 PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
@@ -180,7 +180,7 @@ def test_no_command_takes_the_users_text_for_an_answer(place, refused):
     data = ["builtin:test:2", "--source", "ko", "--target", "en"]
     more = {"translate": [], "attention": ["네.", "-o", "a.html"], "evaluate": ["--data", *data], "score": data}
     for name, arguments in more.items():
-        assert "needs code of its own" in refused(name, place / "model", *arguments)
+        assert "contains custom code" in refused(name, place / "model", *arguments)
 
 
 def test_who_trusts_a_tokenizer_says_so_and_gets_it(place):
@@ -231,7 +231,7 @@ def test_a_tokenizer_that_the_folder_lacks_is_not_taken_from_elsewhere(place):
 def test_a_target_tokenizer_of_the_pipeline_and_the_state_of_a_run_run_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     given = {"model": tiny_model(vocab_size=272), "tokenizer": AutoTokenizer.from_pretrained(place / "outside")}
-    message = r"tokenizer in .* needs code of its own.*pass it as `target_token"
+    message = r"tokenizer in .* contains custom code.*pass it as `target_token"
     assert_error(message, pipeline, TASK, **given, target_tokenizer=str(place / "model"), device="cpu")
     state = place / "model" / "training_state"
     state.mkdir()
@@ -335,7 +335,7 @@ def test_a_recipe_is_data_and_what_it_names_runs_no_code(place):
     code_in_the_tokenizer(place, ["evil.X", "evil.X"])
     (place / "pairs.pkl").write_bytes(pickle.dumps(Bomb(place / "ran")))
     recipe = recipe_file(place, {"model.options": {}, "optimization.max_updates": 1})
-    cases = [(f"{key}={place / 'model'}", "needs code of its own") for key in ("tokenizer.path", "model.start_from")]
+    cases = [(f"{key}={place / 'model'}", "contains custom code") for key in ("tokenizer.path", "model.start_from")]
     cases += [(f"data.train={place / name}", "must be a file of a known kind") for name in ("pairs.pkl", "evil.py")]
     assert_refused(cases, lambda override: train(recipe, override))
 

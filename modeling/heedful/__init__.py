@@ -1,6 +1,6 @@
 """Heedful: encoder-decoder models for Hugging Face users.
 
-`import heedful` is fast: public names are imported at first use, transformers' Auto classes not at all.
+`import heedful` is fast: it imports public names at first use, and transformers' Auto classes not at all.
 """
 
 import importlib
@@ -12,7 +12,7 @@ from heedful.registration import install
 
 __version__ = "0.1.0"
 
-# The public names with their homes, from where type checkers read them too.
+# The public names with their modules; type checkers use the file too.
 _HOMES = {name: home for home, name in re.findall(r"from (\S+) import (\w+)", Path(f"{__file__}i").read_text("utf-8"))}
 __all__ = [*_HOMES, "__version__"]
 

@@ -1,4 +1,4 @@
-"""Small pictures: rows of two panels, each of which draws into its axes."""
+"""Small pictures: rows of two panels, each with its axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into an SVG or PNG file, the same bytes each time; a common legend appears once."""
+    """Draw panels, two in a row, into a reproducible SVG or PNG file; a common legend appears once."""
     import_extra("matplotlib", "plots")
     import matplotlib
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def lines(
 
 
 def name_lines(axes: Any, drawn: Sequence[Any], names: Sequence[str], families: Sequence[str] | None) -> None:
-    """Add a legend where there are several lines."""
+    """Add a legend if there are several lines."""
     if len(names) > 1:
         for text in axes.legend(drawn, names, fontsize=8 if len(names) < 8 else 6).get_texts():
-            text.set(parse_math=False, family=families)  # without mathematics
+            text.set(parse_math=False, family=families)  # no formulas

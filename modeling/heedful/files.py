@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and texts for messages."""
+"""Files and folders that are written whole or not at all, and texts for messages."""
 
 import errno
 import json
@@ -19,15 +19,15 @@ from heedful.messages_heed import listed as listed
 from heedful.messages_heed import shortened as shortened
 from heedful.messages_heed import wrong
 
-LONGEST_LINE = 2**26  # bytes of a text file
-# All line ends of `str.splitlines`; the files that we read end lines with \n and \r\n alone.
+LONGEST_LINE = 2**26  # bytes
+# All line ends of `str.splitlines`; the files that we load have only \n and \r\n.
 LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-# Paths of this machine, and addresses with user, password and query, which nobody else may see.
+# This machine's paths, and addresses with user, password and query, which nobody else may see.
 LOCAL_PATH = re.compile(
     r"(?:(?i:file:)|~[^\\/]*[\\/]|(?=/)|(?:.*[\\/])?\.\.[\\/]|[A-Za-z]:[\\/]|\\\\[\w?.]).*?([^\\/]+)[\\/]*", re.DOTALL
 )
 ADDRESS = re.compile(r"(\w[\w+.-]*://)(?:[^/@]*@)?([^?#]*).*", re.DOTALL)
-# Foreign patterns that may never end: a repeated group, more than three repetitions; and many rounds of peft.
+# Foreign patterns that may take forever: a repeated group, more than three repetitions, many rounds of peft.
 ENDLESS = re.compile(r"^\s*[*+{]|\)\s*[*+{]|([*+{].*){4}|\(\?\w*x|niter_\d{4}", re.DOTALL)
 # A private folder: the beginning of its file's name, and random letters.
 PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
@@ -37,12 +37,12 @@ PARTIAL = re.compile(r"\.(.+)\.\w{8}\.partial")
 def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path to write a file or a folder to, which replaces `path` when it is complete.
 
-    It lies in a private folder next to `path`, so that two processes can write one file; only a killed process leaves
-    that folder (`leftovers`). If writing fails, `path` stays as it was. A file keeps its mode; where nothing can
-    replace it, as on a mount point, it gets the bytes. The error of a full disk names `path`.
+    It is in a private folder next to `path`, so that two processes can write one file. Only a killed process leaves
+    that folder (`leftovers`). If writing fails, `path` stays as it was. A file keeps its mode; if it cannot be
+    replaced, as on a mount point, its content is. A full disk's error names `path`.
     """
     path = path.resolve() if path.is_symlink() else path
-    prefix = f".{path.name[:40]}."  # of at most 255 bytes with the rest
+    prefix = f".{path.name[:40]}."  # the whole name has at most 255 bytes
     is_closed = path.is_file() and not os.access(path.parent, os.W_OK)
     folder = Path(tempfile.mkdtemp(".partial", prefix, None if is_closed else path.parent))
     try:
@@ -62,7 +62,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno:
             error.filename = error.filename or str(path)
-        elif "os error 28" in str(error):  # as safetensors says it
+        elif "os error 28" in str(error):  # safetensors' words
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     finally:
@@ -76,25 +76,25 @@ def written_folder(path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial:
             yield partial
-    except Exception as error:  # on a full disk each library raises another type, tokenizers a bare Exception
+    except Exception as error:  # on a full disk the libraries raise different types, tokenizers a bare Exception
         raise OSError(f"{path} could not be written: {error}") from error
 
 
 def leftovers(folder: Path) -> dict[Path, str]:
-    """Return the private folders of `written_whole` in a folder, each with the beginning of its file's name."""
+    """Return a folder's private folders of `written_whole`, each with the beginning of its file's name."""
     marks = {path: PARTIAL.fullmatch(path.name) for path in folder.iterdir()} if folder.is_dir() else {}
     return {path: mark[1] for path, mark in marks.items() if mark and path.is_dir() and not path.is_symlink()}
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
+    """Write a UTF-8 text file, whole or not at all."""
     with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def new_folder(target: str | Path) -> Iterator[Path]:
-    """Yield an empty folder, which becomes `target` when it is complete, and goes on an error."""
+    """Yield an empty folder, which becomes `target` when it is complete, and is deleted after an error."""
     target = Path(target)
     check_is_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder", advic
 
 
 def check_can_be_made(path: Path, name: str) -> None:
-    """Raise a `ValueError` that names the argument if `written_whole` cannot write a path, by trying it."""
+    """Raise a `ValueError` that names the argument if a trial shows that `written_whole` cannot write a path."""
     try:
         if path.is_file():
             path.open("ab").close()
@@ -123,7 +123,7 @@ def check_can_be_made(path: Path, name: str) -> None:
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:
-    """Return the path of a file to write; an error names the argument if suffix or folder is wrong."""
+    """Return an output file's path; an error names the argument if suffix or folder is wrong."""
     path = Path(path)
     if suffixes is not None and path.suffix.lower() not in suffixes:
         raise wrong(name, f"end in one of {', '.join(suffixes)}", path)
@@ -137,7 +137,7 @@ def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name
 
 
 def read_lines(path: str | Path, name: str) -> list[str]:
-    """Read a text file in UTF-8 as lines, without Unicode's other line ends; errors call it `name`."""
+    """Return a UTF-8 text file's lines, without Unicode's other line ends; errors call the file `name`."""
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"
         raise FileNotFoundError(f"`{name}` must be a text file, but {path} {what}.")
@@ -150,7 +150,7 @@ def read_lines(path: str | Path, name: str) -> list[str]:
 
 
 def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Iterator[bytes]:
-    """Yield the lines of a stream of bytes; a `ValueError` names a line before it fills the memory."""
+    """Yield the lines of a byte stream; a `ValueError` names a line before it fills the memory."""
     for number, line in enumerate(iter(lambda: stream.readline(longest + 1), b""), start=1):
         if len(line) > longest:  # a small compressed file may hold it
             raise ValueError(f"{name} must have lines of at most {longest:,} bytes, but line {number} has more.")
@@ -158,14 +158,14 @@ def bounded_lines(stream: Any, name: object, longest: int = LONGEST_LINE) -> Ite
 
 
 def is_pipe(stream: Any) -> bool:
-    """Return whether a stream of bytes may be slow: a pipe, a terminal or a device."""
-    with suppress(OSError):  # a stream that is no file of the system
+    """Return whether a byte stream may be slow: a pipe, a terminal or a device."""
+    with suppress(OSError):  # the stream is no system file
         return os.name != "nt" and not S_ISREG(os.fstat(stream.fileno()).st_mode)
     return False
 
 
 def ready_lines(stream: Any, name: object) -> Iterator[tuple[bytes, bool]]:
-    """Yield the lines of a pipe, each with whether more can be read without waiting."""
+    """Yield a pipe's lines, each with whether more are available without waiting."""
     descriptor, rest, is_open = stream.fileno(), b"", True
     while is_open:
         is_open = bool(part := os.read(descriptor, 2**16))
@@ -178,7 +178,7 @@ def ready_lines(stream: Any, name: object) -> Iterator[tuple[bytes, bool]]:
 
 
 def other_encoding(content: bytes) -> str | None:
-    """Return the likely encoding of a Korean spreadsheet's bytes, and how to make UTF-8 of it."""
+    """Return a Korean spreadsheet's likely encoding, and how to convert it to UTF-8."""
     found = "UTF-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else None
     with suppress(UnicodeDecodeError):
         korean = len(re.findall("[가-힣]", content.decode("cp949")))
@@ -189,24 +189,24 @@ def other_encoding(content: bytes) -> str | None:
 
 
 def one_line(text: str) -> str:
-    """Return a text with a space for each line break of any kind."""
+    """Return a text with each line break replaced by a space."""
     return LINE_END.sub(" ", text)
 
 
 def json_in_html(data: Any) -> str:
-    """Write JSON in which no text can end its script element."""
+    """Write JSON for a script element that no text in it can end."""
     text = json_line(data, separators=(",", ":"))
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def json_line(data: Any, **options: Any) -> str:
-    """Write JSON in which nothing ends a line, not even for `str.splitlines`."""
+    """Write JSON on one line, also for `str.splitlines`."""
     text = json.dumps(data, **{"ensure_ascii": False} | options)
     return LINE_END.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def check_inside(folder: Path) -> None:
-    """Raise a `ValueError` if a link or a name in JSON leads out of a model's folder and the Hub's cache."""
+    """Raise a `ValueError` if a link, or a name in JSON, leads out of the model's folder and the Hub's cache."""
     roots = [folder.resolve(), *_blobs_of(folder)]
     for path in filter(Path.is_symlink, folder.rglob("*")):
         target = Path(os.path.realpath(path))
@@ -218,33 +218,33 @@ def check_inside(folder: Path) -> None:
             named = [("weight_map", name) for name in (read.get("weight_map") or {}).values()]
             named += [("transformers_weights", read.get("transformers_weights") or "")]
         except (ValueError, RecursionError, AttributeError):
-            continue  # the file's own reader names what is wrong
+            continue  # the code that loads the file names the fault
         for key, name in named:
             check_name_inside(name, f"`{key}` of {path}")
 
 
 def is_plain_file(path: Path, folder: Path) -> bool:
-    """Return whether a path in a model's folder is a file, and no link except into the Hub's cache."""
+    """Return whether a path in a model's folder is a file; the only valid links are into the Hub's cache."""
     real = Path(os.path.realpath(path))
     is_there = real == Path(os.path.realpath(folder)) / path.relative_to(folder)
     return real.is_file() and (is_there or real.parent in _blobs_of(folder))
 
 
 def _blobs_of(folder: Path) -> list[Path]:
-    """Return the folder where the Hub's cache keeps a snapshot's files; none for another folder."""
+    """Return the folder with the files of a snapshot in the Hub's cache; none for another folder."""
     caches = [place.parent for place in folder.resolve().parents if place.name == "snapshots"]
     return [cache / "blobs" for cache in caches if cache.name.startswith("models--")]
 
 
 def check_name_inside(name: Any, what: str) -> None:
-    """Raise a `ValueError` that begins with `what` unless a name is that of a file in the same folder or below."""
-    parts = PureWindowsPath(str(name))  # knows the separators of all systems
+    """Raise a `ValueError` that begins with `what` if a file's name leads out of its folder."""
+    parts = PureWindowsPath(str(name))  # splits at all systems' separators
     if not isinstance(name, str) or parts.drive or parts.root or ".." in parts.parts:
         raise ValueError(f"{what} must name files in the model's folder, but names {name!r} instead.")
 
 
 def flush(path: Path) -> None:
-    """Wait until the disk has a file, or the names in a folder (which Windows does not offer)."""
+    """Wait until a file, or the names in a folder (not on Windows), is on the disk."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -255,13 +255,13 @@ def flush(path: Path) -> None:
 
 
 def quoted(names: Iterable[Any], most: int = 8) -> str:
-    """Quote the first of some names in their order, and say how many more there are."""
+    """Quote the first names in their order, and append the number of others."""
     shown = [*map(shortened, names)]
     return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")
 
 
 def private(value: Any) -> Any:
-    """Return a value for others to see: a path out of the working directory keeps only its last part."""
+    """Return a value fit for publication: a path outside the working directory keeps only its last part."""
     if isinstance(value, Mapping):
         return {name: private(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -288,7 +288,7 @@ def check_at_least(minimum: int, **numbers: float | None) -> None:
 
 
 def import_extra(name: str, extra: str) -> Any:
-    """Import a package of one of our extras, or raise an `ImportError` that names the extra."""
+    """Import a package that one of our extras installs, or raise an `ImportError` that names the extra."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -304,7 +304,7 @@ def remove(path: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's class, except of a `ValueError`, and its first line, or two if that ends in a colon."""
+    """Return an error's class (except `ValueError`) and first line, or two lines if the first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
     return text if text and type(error) is ValueError else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -1,4 +1,4 @@
-"""Settings of the process on its machine: freed memory stays, and OpenMP's threads share the cores."""
+"""Settings for the process: freed memory stays, and OpenMP's threads share the cores."""
 
 import ctypes
 import os
@@ -23,10 +23,10 @@ TASKS = Path("/proc/self/task")
 def share_cores() -> None:
     """Let OpenMP's waiting threads sleep while other processes need the cores; a second call does nothing.
 
-    A waiting thread of GNU's OpenMP keeps its core busy for milliseconds; if another process needs the core, training
-    falls to a third of its speed. With more threads than cores it sleeps at once. So a background thread measures how
-    long this process waits for cores, and meanwhile starts one idle thread. No result changes. On other systems, and
-    if a variable of `USER_SETTINGS` is set, nothing happens.
+    A waiting thread of GNU's OpenMP keeps its core busy for milliseconds: if another process needs the core, training
+    slows to a third. With more threads than cores it sleeps at once. So a background thread measures how long this
+    process waits for cores, and if it waits starts one idle thread. Results do not change. Nothing happens on other
+    systems, or if a variable in `USER_SETTINGS` is set.
     """
     if sys.platform.startswith("linux") and not any(name in os.environ for name in USER_SETTINGS):
         threading.Thread(target=_follow, args=(_shares(),), daemon=True, name="share_cores").start()
@@ -46,7 +46,7 @@ def _follow(shares: Iterable[float]) -> None:
 
 
 def _shares() -> Iterator[float]:
-    """Yield, after each interval, the share of it that this process's threads together waited for a core."""
+    """Yield, after each interval, the share of it that all this process's threads waited for a core."""
     before = time.perf_counter(), _seconds_waited()
     while True:
         time.sleep(INTERVAL)
@@ -57,7 +57,7 @@ def _shares() -> Iterator[float]:
 
 def _seconds_waited() -> float:
     nanoseconds = 0
-    with suppress(OSError):  # a kernel that does not count
+    with suppress(OSError):  # the kernel does not count
         for task in TASKS.iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 nanoseconds += int((task / "schedstat").read_text().split()[1])
@@ -69,7 +69,7 @@ def _crowd(end: threading.Event) -> None:
     missing = len(os.sched_getaffinity(0)) - torch.get_num_threads()
     free = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # does nothing with a null pointer
     for library in _loaded_libraries("libgomp"):
-        with suppress(OSError, AttributeError):  # no file any more; or no such function
+        with suppress(OSError, AttributeError):  # no such file any more, or no such function
             ctypes.CDLL(library).GOMP_parallel(free, None, max(missing, 0) + 2, 0)  # with this thread
     end.wait()
 
@@ -80,7 +80,7 @@ def _loaded_libraries(name: str) -> set[str]:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory: mapping it again takes a fifth to a third of a step on the CPU."""
+    """Let glibc keep freed memory: mapping it again takes a fifth to a third of each step on the CPU."""
     if not sys.platform.startswith("linux"):
         return
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h

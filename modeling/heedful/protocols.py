@@ -1,4 +1,4 @@
-"""The interface of a model: of both of Heed's families and of transformers' encoder-decoders."""
+"""The interface of models: Heed's two families, and transformers' encoder-decoders."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -49,7 +49,7 @@ class Seq2SeqModel(Protocol):
 
 
 class TrainableModel(Seq2SeqModel, Protocol):
-    """A model of either of Heed's families, as runs train it."""
+    """A trainable model: one from Heed's two families."""
 
     all_tied_weights_keys: Any
 

@@ -1,7 +1,7 @@
-"""The keys of a recipe: a section is a dataclass, and each of its fields a key with its meaning and range.
+"""Recipe keys: each section is a dataclass, and each field a key with its meaning and range.
 
-The checks of ranges, the listing of `heedful recipes keys`, the table in docs/recipe.md, the rules for resuming a run
-and the model card all read these fields, so a new key is one field.
+Range checks, `heedful recipes keys`, the table in docs/recipe.md, the rules for resuming and the model card all use
+these fields, so a new key is one field.
 """
 
 import math
@@ -15,20 +15,20 @@ from heedful.messages_heed import wrong
 
 BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt)}
 BOUNDS |= {"below": ("below", operator.lt), "most": ("at most", operator.le)}
-# The names of types in messages and in the table.
+# Names for types in messages and in the table.
 IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 
 
 def key(meaning: str, default: Any = MISSING, *, resumes: bool = False, on_card: bool = True, **bounds: float) -> Any:
-    """Declare a key as a field of a section.
+    """Declare a key as a section's field.
 
     Args:
-        meaning: What it does, and its values.
-        default: Its value, or a class that makes it; a key without one must be given.
+        meaning: Its effect and values.
+        default: Its default, or a class that makes it; without a default the key must be given.
         resumes: Whether a resumed run may have another value.
         on_card: Whether the model card shows it.
-        bounds: The range of its numbers: `least` or `above`, `most` or `below`.
+        bounds: The range for numbers: `least` or `above`, `most` or `below`.
     """
     metadata = {"meaning": meaning, "resumes": resumes, "on_card": on_card, "bounds": bounds}
     if isinstance(default, type):
@@ -37,9 +37,9 @@ def key(meaning: str, default: Any = MISSING, *, resumes: bool = False, on_card:
 
 
 class Section:
-    """A section of a recipe; its constructor checks the range of each key, and then the keys against each other."""
+    """A recipe section; its constructor checks each key's range, and then the keys against each other."""
 
-    section, resumes = "", False  # its name in a recipe, with a dot; whether all its keys may change at resume
+    section, resumes = "", False  # its name in recipes, with a dot; whether all its keys may change at resume
 
     def __init_subclass__(cls, section: str = "", resumes: bool = False):
         cls.section, cls.resumes = f"{section}." * bool(section), resumes
@@ -62,17 +62,17 @@ class Section:
 
 
 def range_in_words(bounds: Mapping[str, float]) -> str:
-    """Return a key's range, such as "at least 0 and below 1"; "" for any number."""
+    """Return a key's range, such as "at least 0 and below 1", or "" for no range."""
     return " and ".join(f"{BOUNDS[bound][0]} {limit}" for bound, limit in bounds.items())
 
 
 def in_yaml(value: Any) -> Any:
-    """Return a recipe's word for None, True and False, or another value as it is."""
+    """Return the YAML word for None, True and False, and other values unchanged."""
     return {"None": "empty", "True": "true", "False": "false"}.get(str(value), value)
 
 
 class Key(NamedTuple):
-    """A key or a section of a recipe, with the type of its value."""
+    """A recipe's key or section, with its value's type."""
 
     name: str  # with dots
     hint: Any
@@ -94,7 +94,7 @@ class Key(NamedTuple):
 
 
 def keys_of(kind: Any, prefix: str = "") -> Iterator[Key]:
-    """Yield the sections and keys of a recipe in their order, each section before its keys."""
+    """Yield a recipe's sections and keys in order, each section before its keys."""
     hints = get_type_hints(kind)
     for entry in fields(kind):
         found = Key(f"{prefix}{entry.name}", hints[entry.name], **entry.metadata)

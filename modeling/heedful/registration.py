@@ -1,7 +1,7 @@
-"""Heed's models in the Auto classes and pipelines of transformers, without importing either.
+"""Registration of Heed's models in transformers' Auto classes and pipelines, without importing these.
 
 Importing the Auto classes would make `import heedful` take seconds. So a finder at the head of `sys.meta_path`
-registers each class when Python imports its Auto class; Python has no other way.
+registers each class when Python imports its Auto class. Python offers no other way.
 """
 
 import sys
@@ -34,7 +34,7 @@ def _register_models() -> None:
 
 
 def _send_code_along(kind: str) -> None:
-    """Let `save_pretrained` copy the code of a family's models into their folders."""
+    """Let `save_pretrained` copy a model family's code into saved folders."""
     getattr(heedful, f"{kind}Model").register_for_auto_class("AutoModel")
     getattr(heedful, f"{kind}ForConditionalGeneration").register_for_auto_class("AutoModelForSeq2SeqLM")
 
@@ -44,8 +44,8 @@ def _register_tokenizer() -> None:
 
     from heedful.tokenization_heed import HeedSourceTokenizer
 
-    # A folder's tokenizer is found by the name of its class, whatever the config. With HeedConfig it would replace
-    # every tokenizer whose code is not trusted.
+    # A folder's tokenizer is found by its class name, for any config. With HeedConfig it would replace each tokenizer
+    # whose code is not trusted.
     of_no_model = type("HeedSourceTokenizerConfig", (PreTrainedConfig,), {})
     AutoTokenizer.register(of_no_model, fast_tokenizer_class=HeedSourceTokenizer)
 
@@ -60,7 +60,7 @@ def _register_pipeline() -> None:
 
 CONFIGS = {"heedful.configuration_heed", "heedful.configuration_heed_rnn"}
 MODELS = {"heedful.modeling_heed", "heedful.modeling_heed_rnn"}
-# After the import of a module: which modules of Heed its registration needs, and the registration.
+# For each imported module: Heed's modules that its registration needs, and the registration.
 _REGISTRATIONS: dict[str, tuple[set[str], Callable[[], None]]] = {
     "transformers.models.auto.configuration_auto": (CONFIGS, _register_config),
     "transformers.models.auto.modeling_auto": (MODELS, _register_models),
@@ -74,7 +74,7 @@ _in_progress: set[str] = set()
 
 
 def _register_what_is_ready() -> None:
-    """Register the classes whose Auto classes are imported completely."""
+    """Register the classes whose Auto classes are completely imported."""
     for module, (heed_modules, register) in list(_REGISTRATIONS.items()):
         ready = module in sys.modules and not {module, *heed_modules} & _in_progress
         if ready and module in _REGISTRATIONS:
@@ -105,7 +105,7 @@ class _AutoClassFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Register what is imported already, and watch for the imports of the rest."""
+    """Register classes for modules already imported, and watch for later imports."""
     if not any(isinstance(finder, _AutoClassFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AutoClassFinder())
     _register_what_is_ready()

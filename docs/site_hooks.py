@@ -15,7 +15,7 @@ OPTIONS = re.compile(r"^<!-- options: ([\w -]+) -->$", re.MULTILINE)
 PATH = r"(?:[\w.-]+/)*[\w-]+\.py|(?:tests|configuration)/[\w./-]+"
 NAMED = re.compile(rf"(?<!\[)`({PATH}|heedful(?:\.\w+)+)(?:::\w+)?`")
 # Pages with wide tables, which have no table of contents.
-WIDE = ("benchmarks.md", "records/measurements.md")
+WIDE = ("benchmarks.md", "records/measurements.md", "recipe.md")
 ROW = re.compile(r"^\|.*$", re.MULTILINE)
 PAGE = re.compile(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s]+)\)")
 # The first cell of a notebook, which does nothing if Heedful is installed.

@@ -28,7 +28,7 @@ heedful train quickstart optimization.max_minutes=3
 `heedful recipes keys` prints all keys as a recipe with their defaults. A key without a default is empty. You may
 change the keys with ✓ when you resume a run. `python scripts/upkeep/recipe_keys.py --write` makes this page.
 """
-TABLE = "\n| key | default | values | meaning | resume |\n|---|---|---|---|---|\n"
+TABLE = "\n| key | meaning | values | default | resume |\n|---|---|---|---|---|\n"
 SYMBOLS = {
     "at least": "≥",
     "at most": "≤",
@@ -53,7 +53,7 @@ def page() -> str:
             shown = "" if default == "null" else f"`{default}`"
             values = re.sub("|".join(SYMBOLS), lambda words: SYMBOLS[words[0]], key.values).replace("<", "&lt;")
             values = values.removesuffix(" or empty") if "empty" in meaning else values
-            row = f"| `{key.name}` | {shown} | {values} | {meaning} | {'✓' * key.resumes} |\n"
+            row = f"| `{key.name}` | {meaning} | {values} | {shown} | {'✓' * key.resumes} |\n"
             rows[key.name.rpartition(".")[0]] += row
     return HEAD + "".join(titles[name] + TABLE + rows[name] for name in titles)
 

@@ -107,8 +107,7 @@ class CTranslate2:
     """CTranslate2 with a Heed model's weights, called directly, with ids as tokens.
 
     With several threads it has its own process. In a shared process its threads and torch's count together, and if
-    they
-    exceed the cores, all of them sleep when they wait.
+    they exceed the cores, all of them sleep when they wait.
 
     Args:
         heed: The model.

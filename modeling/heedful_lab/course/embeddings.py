@@ -55,10 +55,8 @@ def word_states(
     """Return a word's vectors in the encoder of a Transformer or `Translator`, by itself or in a sentence.
 
     `word` may be several words, or a beginning, such as a word without its particle; its tokens may then include
-    letters of
-    the rest. The first occurrence counts. A word that is empty or missing, a recurrent or exported model, and a
-    tokenizer that is
-    not a fast one are `ValueError`s.
+    letters of the rest. The first occurrence counts. A word that is empty or missing, a recurrent or exported model,
+    and a tokenizer that is not a fast one are `ValueError`s.
     """
     model = plain_model(model)
     if model.config.model_type == "heed_rnn":

@@ -19,11 +19,9 @@ def record_gates(
     """Return a recurrent model's gates at each token of source and target, `(length, hidden_size)` in float32.
 
     The result maps cells (`encoder.layers.0.first_cell`, `decoder.layers.0`) to gates: `forget`, `input` and `output`,
-    or
-    `reset` and `update`, from 0 (closed) to 1 (open), and the `candidate`, from -1 to 1. Tensors are on the CPU. A
+    or `reset` and `update`, from 0 (closed) to 1 (open), and the `candidate`, from -1 to 1. Tensors are on the CPU. A
     bidirectional layer has two cells of half the width. Without `fed_ids`, the decoder's inputs from the start token
-    on,
-    only the encoder runs. Cells without gates are a `ValueError`.
+    on, only the encoder runs. Cells without gates are a `ValueError`.
     """
     cell = getattr(model.config, "cell", "none")
     if cell not in ("lstm", "gru"):

@@ -1,8 +1,7 @@
 """The pairs of the built-in corpus: sentences drawn from the patterns, and their split.
 
 Korean determines English, and an English sentence has one Korean sentence per style, so exact match is fair. A hash of
-the
-English sentence chooses "train" (80 %), "validation" or "test" (10 % each) for all its styles. Each sentence of
+the English sentence chooses "train" (80 %), "validation" or "test" (10 % each) for all its styles. Each sentence of
 "compositional" has a noun with a verb or adjective that occur together in no other split, although both are frequent
 there.
 """

@@ -1,8 +1,7 @@
 """The noun phrases of the built-in corpus, with their particles.
 
 The choices for a slot are a *tree*: nested tuples with leaves `Phrase` and `Predicate`. Drawing takes one child at
-each
-level, so a noun with many adjectives is no more frequent than a noun with few.
+each level, so a noun with many adjectives is no more frequent than a noun with few.
 """
 
 from dataclasses import dataclass, replace

@@ -32,10 +32,8 @@ class Comet:
     """A trained metric: XLM-R or a relative encodes the texts, and a small network compares the encodings.
 
     `folder`, as on the Hub, has `hparams.yaml` and `checkpoints/model.ckpt` (else a `FileNotFoundError`). The
-    encoder's
-    config and tokenizer come from its subfolder `encoder`, otherwise from the Hub, by the name in hparams.yaml. A
-    model of
-    an unsupported kind, or weights that do not fit, are a `ValueError`.
+    encoder's config and tokenizer come from its subfolder `encoder`, otherwise from the Hub, by the name in
+    hparams.yaml. A model of an unsupported kind, or weights that do not fit, are a `ValueError`.
     """
 
     def __init__(self, folder: str | Path, device: str | None = None):

@@ -1,8 +1,8 @@
 """Homonyms: one vector before attention, several after it, layer by layer.
 
 A model learns the built-in corpus and sentences with homonyms, such as 배 (pear, ship, belly). A probe finds the
-meaning in
-held-out sentences by the nearest centroid (cosine), with or without the sentence's deciding word in the centroids.
+meaning in held-out sentences by the nearest centroid (cosine), with or without the sentence's deciding word in the
+centroids.
 """
 
 import re
@@ -77,7 +77,7 @@ def split_meanings(word: Mapping[str, Any], seed: int) -> list[Meaning]:
 
 
 def separation(train: torch.Tensor, test: torch.Tensor) -> list[LayerScores]:
-    """Measure layers on states `(meanings, deciding words, sentences, layers + 1, width)`, centroids on `train`."""
+    """Measure how well each layer separates meanings; states are `(meanings, words, sentences, layers + 1, width)`."""
     train, test = normalize(train, dim=-1), normalize(test, dim=-1)
     sums = train.sum(dim=2)  # (meanings, deciding words, layers + 1, width)
     together = sums.sum(dim=1, keepdim=True).expand_as(sums)

@@ -69,8 +69,7 @@ def look_at_sums(model: Any, rows: EncodedPairs) -> tuple[dict[str, list[list[fl
     """Measure a trained model's scores, before and after the second half of each translation is exchanged.
 
     For each way of masking, return the sums of weights in each row, by position, and the mean sum of changes in rows
-    of the
-    first half, which sees no changed token.
+    of the first half, which sees no changed token.
     """
     sums: dict[str, list[list[float]]] = {way: [[] for _ in range(POSITIONS)] for way in WAYS}
     changes: dict[str, list[float]] = {way: [] for way in WAYS}

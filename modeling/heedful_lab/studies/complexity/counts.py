@@ -1,8 +1,7 @@
 """Table 1 exactly: each kind of layer's operations, sequential steps, and path lengths.
 
 Operations are multiply-adds of matrix products and convolutions for one sequence. n is the length, d the width
-d_model, k
-a convolution's width, r the positions that restricted self-attention sees to either side.
+d_model, k a convolution's width, r the positions that restricted self-attention sees to either side.
 """
 
 import itertools
@@ -41,10 +40,8 @@ def operations(kind: str, length: int, sizes: Sizes) -> int:
     """Return the multiply-adds of one layer, with its projections.
 
     Self-attention: four projections of each position (4·n·d²), n² scores and n² weights of d numbers (2·n²·d). In
-    windows,
-    each block of b = max(r, 16) queries meets 3·b padded keys: 6·b·d a query. A cell has a matrix for each gate, for
-    input
-    and state; an LSTM has four gates (8·n·d²). A gated convolution has 2·d outputs (2·k·n·d²).
+    windows, each block of b = max(r, 16) queries meets 3·b padded keys: 6·b·d a query. A cell has a matrix for each
+    gate, for input and state; an LSTM has four gates (8·n·d²). A gated convolution has 2·d outputs (2·k·n·d²).
     """
     n, d = length, sizes.d_model
     if kind in ("self_attention", "plain", "masked", "additive"):

@@ -76,8 +76,7 @@ class ConvolutionalLayer(nn.Module):
     """A gated convolution in a residual connection: (x + A ⊙ σ(B))·√0.5; A and B are halves of the output.
 
     It sees `kernel_width` positions, `dilation` apart, to both sides, or only back if `is_causal` (Gehring et al.,
-    sections
-    3.2, 3.3). Initial weights keep the variance (section 3.5).
+    sections 3.2, 3.3). Initial weights keep the variance (section 3.5).
     """
 
     def __init__(self, d_model: int, kernel_width: int, dilation: int = 1, is_causal: bool = False):

@@ -33,11 +33,9 @@ class NgramModel:
     """A model of the next token after `window` tokens (interpolated Kneser-Ney: Chen & Goodman, 1999, section 3).
 
     p(w | h) = (max(c(h w) − D, 0) + D · N(h) · p(w | h′)) / c(h), with counts c, the discount D of the history's
-    length,
-    the number N(h) of different tokens after h, and h′ without h's first token; p(w | h′) after an unseen history, and
-    1 / `vocab_size` below the empty one. Counts of shorter histories are numbers of different tokens to their left,
-    except
-    where a sentence begins. Rows are sentences as token ids with </s>; `start_id` precedes each.
+    length, the number N(h) of different tokens after h, and h′ without h's first token; p(w | h′) after an unseen
+    history, and 1 / `vocab_size` below the empty one. Counts of shorter histories are numbers of different tokens to
+    their left, except where a sentence begins. Rows are sentences as token ids with </s>; `start_id` precedes each.
     """
 
     def __init__(self, rows: Iterable[Sequence[int]], window: int, vocab_size: int, start_id: int):

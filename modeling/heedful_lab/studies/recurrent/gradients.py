@@ -1,8 +1,7 @@
 """Gradients on their way back through activations and gates, over time steps and layers.
 
 Fresh cells show how steps multiply them (Hochreiter, 1991; Bengio et al., 1994; Pascanu et al., 2013). Small trainings
-to
-name a sequence's first symbol show the effect, with and without clipping.
+to name a sequence's first symbol show the effect, with and without clipping.
 """
 
 import math

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import torch
 
-QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # the container's: microseconds of processor time, per microseconds
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # the container's: microseconds of processor time, per microseconds
 # Processors on which oneDNN multiplies float32 faster than torch's own library (MKL on x86), see docs/benchmarks.md.
 FASTER_BY_ONEDNN = {("AMD", "AVX512")}
 

@@ -104,7 +104,7 @@ def test_the_extras_font_serves_or_else_code_points(small_map, tmp_path, monkeyp
         assert drawn_warnings(small_map, tmp_path / "map.png", "제목") == []
     monkeypatch.setattr(drawing, "_wide_fonts", lambda manager: iter(()))
     (message,) = drawn_warnings(small_map, tmp_path / "map.png")
-    assert "3 of the letters to draw (고양이)" in message
+    assert "3 of the letters (고양이)" in message
     assert "heedful[plots]" in message
     with pytest.warns(UserWarning, match="code points are drawn instead"):
         (texts,), style = drawing.writable(["고a", "b"])

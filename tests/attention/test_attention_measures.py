@@ -87,7 +87,7 @@ def test_pieces_count_for_their_word_and_a_word_without_tokens_keeps_the_others_
     assert word_alignment(maps_of((0, 2), (1, 2), cross=[[[[1, 0], [0, 1]]]])) == [(0, 1), (2, 2)]
     assert word_alignment(maps_of((None,), (0,), cross=[[[[1]]]])) == []
     maps = maps_of(encoder=ENCODER)
-    assert_error("must be read from cross attention, but is from encoder", word_alignment, maps, maps.map("encoder"))
+    assert_error("needs cross attention, but the map is encoder", word_alignment, maps, maps.map("encoder"))
 
 
 def test_the_alignment_error_rate_is_that_of_its_formula():

@@ -1,1 +1,1 @@
-"""Seeing attention: maps of weights and scores, pictures, a page to hover over, rollout, entropy and alignments."""
+"""Attention made visible: maps of weights and scores, pictures, an interactive page, rollout, entropy, alignments."""

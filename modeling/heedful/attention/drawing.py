@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
-LARGEST = 60  # inches of a side, for image viewers
-READABLE = 9  # inches up to which columns are as wide as their labels
-NUMBERED = 12  # rows and columns up to which maps of scores show numbers
+LARGEST = 60  # inches per side, for image viewers
+READABLE = 9  # inches; up to this total width, columns are as wide as their labels
+NUMBERED = 12  # rows and columns; score maps up to this size show numbers
 SIDES = {
     "cross": ("source (looked at)", "target (looks)"),
     "encoder": ("source (looked at)", "source (looks)"),
     "decoder": ("target so far (looked at)", "target (looks)"),
 }
-REGULAR = (400, "normal", "regular")  # weights of fonts
-# For letters that matplotlib's DejaVu Sans lacks, in this order; then the system's other fonts.
+REGULAR = (400, "normal", "regular")  # font weights
+# For letters that matplotlib's DejaVu Sans lacks, in this order, before the system's other fonts.
 WIDE_FONTS = (
     "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
     "UnDotum", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "Arial Unicode MS", "Noto Sans",
@@ -37,10 +37,10 @@ WIDE_FONTS = (
 
 
 def draw_attention(attention: AttentionMap, path: str | Path, title: str | None = None) -> Path:
-    """Draw an attention map as a heat map, rows look at columns, darker is more, and return the file's path.
+    """Draw an attention map as a heat map, and return the file's path. Rows attend to columns; darker is more.
 
-    The result of `word_attention` shows words instead of tokens. Neither pyplot nor matplotlib's settings change. A
-    letter without a font on this system becomes its code point, ⟨1F98A⟩; `heedful[plots]` has a Korean font.
+    Pass a map from `word_attention` to show words instead of tokens. Neither pyplot nor matplotlib's settings change.
+    A letter without a font on this system becomes its code point, ⟨1F98A⟩; `heedful[plots]` has a Korean font.
 
     Args:
         attention: The map.
@@ -97,21 +97,21 @@ def draw_attention_grid(
     tokens: bool = False,
     scores: bool = False,
 ) -> Path:
-    """Draw all heads in one picture, a row for each layer, a column for each head, and return the file's path.
+    """Draw all heads in one picture, layers as rows and heads as columns, and return the file's path.
 
-    Scores are dots below the weights: larger further from 0, blue above and red below it, on each head's own scale.
+    Scores are dots below the weights: blue above 0, red below 0, larger further from 0, with a scale for each head.
 
     Args:
         maps: The maps.
         path: File to write: .png, .svg or .pdf.
         kind: "cross", "encoder" or "decoder".
-        layer: The only layer to draw, from 0, or from -1 for the last; None draws all.
+        layer: The only layer to draw, numbered from 0 (-1 is the last); None draws all.
         title: A line above the picture.
         tokens: Whether to show the tokenizer's tokens, not words.
-        scores: Whether to draw the scores before the softmax; those of words are means over their tokens.
+        scores: Whether to draw the scores before the softmax; a word's score is the mean over its tokens.
 
     Raises:
-        ValueError: If the kind, the layer or the scores are missing; further errors are those of `draw_attention`.
+        ValueError: If the kind, layer or scores are missing. `draw_attention` lists further errors.
     """
     path = check_writable(path, PICTURE_SUFFIXES)
     numbers = range(maps.layers(kind)) if layer is None else [maps.layer_number(kind, layer)]
@@ -169,7 +169,7 @@ def _inches(labels: Sequence[str], points: int = 11) -> float:
 
 
 def _set_upright(axes: "Axes", labels: Sequence[str], style: dict[str, Any]) -> None:
-    """Write labels of narrow columns: wide letters in a column, other labels turned."""
+    """Write narrow columns' labels: wide letters below each other, other labels turned."""
     is_stacked = [any(map(_is_wide, label)) for label in labels]
     texts = ["\n".join(label) if stacked else label for label, stacked in zip(labels, is_stacked, strict=True)]
     axes.set_xticks(range(len(labels)), texts, **style)
@@ -185,14 +185,14 @@ def _figure(width: float, height: float) -> "Figure":
 
 def _save(figure: "Figure", path: Path) -> Path:
     with warnings.catch_warnings(), written_whole(path) as written:
-        # `_fonts_for` has warned of these letters.
+        # `_fonts_for` has warned about these letters.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         figure.savefig(written, format=path.suffix[1:].lower())
     return path
 
 
 def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
-    """Return texts that the fonts here can write, and matplotlib's arguments for them."""
+    """Return texts that this system's fonts can write, and matplotlib's arguments for them."""
     import_extra("matplotlib", "plots")
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     codes = {number: f"⟨{number:X}⟩" for number in missing}
@@ -201,7 +201,7 @@ def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
 
 
 def _fonts_for(text: str) -> tuple[list[str], set[int]]:
-    """Return fonts for the letters of a text, matplotlib's own first, and the letters without a font."""
+    """Return fonts for a text's letters, matplotlib's first, and the letters without a font."""
     from matplotlib import font_manager
 
     families = ["DejaVu Sans"]
@@ -217,7 +217,7 @@ def _fonts_for(text: str) -> tuple[list[str], set[int]]:
     if missing:
         sample = "".join(sorted(map(chr, missing))[:10])
         warnings.warn(
-            f"No font here has {len(missing)} of the letters to draw ({sample}); their code points are drawn instead."
+            f"No font here has {len(missing)} of the letters ({sample}): their code points are drawn instead."
             " A Korean font comes with: pip install 'heedful[plots]'. A report (.html) needs none.",
             stacklevel=4,
         )
@@ -228,7 +228,7 @@ def _letters_of(path: str) -> set[int]:
     from matplotlib.ft2font import FT2Font
 
     font = FT2Font(path)
-    # Fonts of colour bitmaps, such as emoji, cannot be drawn.
+    # matplotlib cannot draw fonts with colour bitmaps, such as emoji.
     return set(font.get_charmap()) if font.scalable else set()
 
 

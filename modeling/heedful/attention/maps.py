@@ -21,8 +21,8 @@ from heedful.symbols_heed import trimmed
 class AttentionMap:
     """Attention weights between labelled tokens.
 
-    Rows are queries: the *predicted* target tokens ("cross", "decoder") or the source's ("encoder"). Columns are keys:
-    the source's tokens, or for "decoder" its input tokens, <s> first.
+    Rows are queries: the *predicted* target tokens ("cross", "decoder") or the source tokens ("encoder"). Columns are
+    keys: the source tokens, or for "decoder" its input tokens, <s> first.
     """
 
     source_tokens: list[str]  # labels of the columns
@@ -35,11 +35,11 @@ class AttentionMap:
 class AttentionSteps:
     """One head's computation for one pair (equation 1), as float32 arrays: softmax(QKᵀ/√d_k) V."""
 
-    attention: AttentionMap  # its weights, with the labels of rows and columns
+    attention: AttentionMap  # the weights, with labels
     query: np.ndarray  # (rows, d_k)
     key: np.ndarray  # (columns, d_k)
     value: np.ndarray  # (columns, d_v)
-    scores: np.ndarray  # q·k, or vᵀ tanh(q + k), of each (rows, columns); −∞ where a mask hides the column
+    scores: np.ndarray  # q·k, or vᵀ tanh(q + k), (rows, columns); −∞ where masked
     scaling: float  # factor of the scores before the softmax: 1/√d_k, or 1
 
     @property
@@ -55,7 +55,7 @@ class AttentionSteps:
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """The attention weights of one pair: each kind, layer and head."""
+    """One pair's attention weights, by kind, layer and head."""
 
     source_tokens: list[str]  # labels
     target_tokens: list[str]  # the same, </s> included
@@ -66,7 +66,7 @@ class AttentionMaps:
     neighbourhoods: dict[Kind, int] = field(default_factory=dict)  # radii of restricted kinds (section 4)
     source_shown: Words | None = None  # words instead of tokens, for pictures
     target_shown: Words | None = None
-    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)  # of each layer, of Heed's Transformer
+    states: dict[Kind, list[HeadStates]] = field(default_factory=dict)  # by layer; only Heed's Transformer
 
     @property
     def kinds(self) -> list[Kind]:
@@ -78,17 +78,17 @@ class AttentionMaps:
         return len(self._of_kind(kind))
 
     def heads(self, kind: Kind) -> int:
-        """Return the number of heads of each layer; a missing kind is a `ValueError`."""
+        """Return the number of heads per layer; a missing kind is a `ValueError`."""
         return int(self._of_kind(kind).shape[1])
 
     def layer_number(self, kind: Kind, layer: int | None) -> int:
-        """Return a layer's number from 0; None is the last, a missing one a `ValueError`."""
+        """Return a layer's number from 0; None is the last layer, a missing layer a `ValueError`."""
         layer = -1 if layer is None else layer
         check_number("layer", layer, self.layers(kind))
         return layer % self.layers(kind)
 
     def map(self, kind: Kind = "cross", layer: int | None = -1, head: int | None = None) -> AttentionMap:
-        """Return the map of a layer (0 is the first, -1 the last) and of a head, or the mean over all heads."""
+        """Return one head's map in a layer (0 is the first, -1 the last), or the mean over all heads."""
         heads = self._of_kind(kind)[self.layer_number(kind, layer)]
         if head is not None:
             check_number("head", head, len(heads))
@@ -99,20 +99,20 @@ class AttentionMaps:
         return torch.stack([one.scores for one in self._states_of(kind)]).numpy()
 
     def steps(self, kind: Kind = "cross", layer: int | None = -1, head: int = 0) -> AttentionSteps:
-        """Return one head's computation; arguments are those of `map`, errors also those of `scores`."""
+        """Return one head's computation, with the arguments of `map` and the errors of `map` and `scores`."""
         attention = self.map(kind, layer, head)
         *parts, scaling = self._states_of(kind)[self.layer_number(kind, layer)]
         query, key, value, scores = (part[head].numpy() for part in parts)
         return AttentionSteps(attention, query, key, value, scores, scaling)
 
     def labelled(self, weights: np.ndarray, kind: Kind) -> AttentionMap:
-        """Return weights (rows, columns) with the labels of a kind."""
+        """Label the weights (rows, columns)."""
         rows = self.source_tokens if kind == "encoder" else self.target_tokens
         columns = self.fed_tokens if kind == "decoder" else self.source_tokens
         return AttentionMap(columns, rows, weights, kind)
 
     def shown(self, kind: Kind) -> tuple[Words, Words]:
-        """Return the words of the rows and of the columns of a kind, for pictures."""
+        """Return the words for rows and columns, for pictures."""
         source = self.source_shown or Words(self.source_tokens, list(range(len(self.source_tokens))))
         target = self.target_shown or Words(self.target_tokens, list(range(len(self.target_tokens))))
         if kind != "decoder":
@@ -149,14 +149,14 @@ def attention_maps(
     Args:
         model: Any encoder-decoder of transformers, Heed's included, or a `Translator` with one.
         tokenizers: Its tokenizers.
-        source: A sentence.
+        source: The sentence.
         target: A translation to follow (teacher forcing); None takes the model's own.
-        kinds: Some of "cross", "encoder" and "decoder"; None takes those of the model.
-        target_language: Target language, if the tokenizers know several.
-        layer: The only layer to keep, from 0, or from -1 for the last; None keeps all.
+        kinds: Some of "cross", "encoder" and "decoder"; None takes the model's.
+        target_language: Target language, if the tokenizers have several.
+        layer: The only layer to keep, numbered from 0 (-1 is the last); None keeps all.
 
     Raises:
-        ValueError: If a sentence is empty or too long, or the model has no attention of these kinds.
+        ValueError: If a sentence is empty or too long, or the model has no such attention.
     """
     if not trimmed(source):
         raise ValueError(f"`source` must be a sentence, but is {source!r} instead.")
@@ -179,7 +179,7 @@ def attention_maps_of_ids(
     kinds: Collection[Kind] | None = None,
     layer: int | None = None,
 ) -> AttentionMaps:
-    """Compute `attention_maps` from ids of `TokenizerPair.encode_source` and `encode_target`."""
+    """Compute `attention_maps` from the ids that `TokenizerPair.encode_source` and `encode_target` return."""
     plain = plain_model(model)
     for kind in {*(kinds or ())} - {*KINDS}:
         raise ValueError(f"`kind` must be cross, encoder or decoder, but is {kind!r} instead.")
@@ -233,7 +233,7 @@ def attention_map(
 
 
 def plain_model(model: Any) -> Any:
-    """Return a model of transformers, or that of a translator."""
+    """Return the transformers model, or the one in a translator."""
     model = model if isinstance(model, torch.nn.Module) else getattr(model, "model", None)
     if not isinstance(model, torch.nn.Module):
         raise ValueError("The model must be one of transformers, but was exported for another engine instead.")

@@ -13,16 +13,16 @@ from heedful.data.labels import Words
 from heedful.files import read_lines
 from heedful.messages_heed import wrong
 
-Link = tuple[int, int]  # source word, target word, from 0
+Link = tuple[int, int]  # source word, target word, counted from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
 ERROR_LINE = "AER {error_rate:.4f}  precision {precision:.4f}  recall {recall:.4f}  links {links}"
 
 
 class View(NamedTuple):
-    """The choice of one map of a pair."""
+    """The choice of one map."""
 
     kind: Kind = "cross"
-    layer: int | None = None  # None is the last, of rollout all
+    layer: int | None = None  # None is the last, for rollout all
     head: int | None = None  # None is the mean over all heads
     rollout: bool = False
 
@@ -43,16 +43,16 @@ class View(NamedTuple):
 
 
 class Entropy(NamedTuple):
-    """How widely heads look: float arrays (layers, heads)."""
+    """The entropy of heads' attention: float arrays (layers, heads)."""
 
     nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
-    # Each row's entropy divided by ln n for its n visible positions, averaged over rows with n > 1: 0 looks at one
-    # position, 1 at all alike.
+    # Each row's entropy divided by ln n for its n visible positions, averaged over rows with n > 1: 0 is attention to
+    # one position, 1 to all equally.
     share: np.ndarray
 
 
 class AlignmentErrors(NamedTuple):
-    """Links A, compared with given ones, the sure S and the possible P ⊇ S (Och and Ney, 2003)."""
+    """Links A compared with given links: sure S and possible P ⊇ S (Och and Ney, 2003)."""
 
     error_rate: float  # AER, 1 − (|A∩S| + |A∩P|) / (|A| + |S|); 0 is best
     precision: float  # |A∩P| / |A|
@@ -61,18 +61,18 @@ class AlignmentErrors(NamedTuple):
 
 
 class GoldAlignment(NamedTuple):
-    """The given links of one sentence pair."""
+    """Given links for one sentence pair."""
 
     sure: frozenset[Link]  # S
-    possible: frozenset[Link]  # P, which contains S
+    possible: frozenset[Link]  # P ⊇ S
 
 
 def attention_rollout(maps: AttentionMaps, kind: Kind = "cross", layer: int | None = None) -> AttentionMap:
     """Follow attention through the layers down to the tokens (Abnar and Zuidema, 2020).
 
-    Ā_l is the mean over the heads of layer l. Half of a layer's output comes through its residual connection:
-    Ã_l = 0.5·Ā_l + 0.5·I. The rollout up to a layer L is Ã_L · … · Ã_1, and for "cross" C̄_L · R_encoder. Each row
-    sums to 1. A missing kind or layer, or the encoder's for "cross", is a `ValueError`.
+    Ā_l is the mean over the heads in layer l. Half of the layer's output comes through the residual connection:
+    Ã_l = 0.5·Ā_l + 0.5·I. The rollout up to layer L is Ã_L · … · Ã_1, and for "cross" C̄_L · R_encoder. Each row
+    sums to 1. A missing kind or layer, or for "cross" missing encoder maps, are a `ValueError`.
     """
     number = maps.layer_number(kind, layer)
     if kind != "cross":
@@ -90,31 +90,31 @@ def _rolled(layers: np.ndarray) -> np.ndarray:
 
 
 def attention_entropy(maps: AttentionMaps, kind: Kind = "cross") -> Entropy:
-    """Measure how widely each head looks; a missing kind is a `ValueError`."""
+    """Measure the entropy of each head's attention; a missing kind is a `ValueError`."""
     maps.layers(kind)  # raises if the kind is missing
     weights = maps.weights[kind].astype(np.float64)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); -0.0 is no entropy
+    nats = np.abs((weights * logs).sum(axis=-1))  # (layers, heads, rows); `abs` removes -0.0
     rows, columns = weights.shape[-2:]
     distance = np.arange(rows)[:, None] - np.arange(columns)
     is_seen = (distance >= 0) | (kind != "decoder")
     if kind in maps.neighbourhoods:
         is_seen &= np.abs(distance) <= maps.neighbourhoods[kind]
-    seen = is_seen.sum(axis=1)  # positions that each row may look at
+    seen = is_seen.sum(axis=1)  # each row's visible positions
     choosing = seen > 1
     shares = nats[..., choosing] / np.log(seen[choosing])
     return Entropy(nats.mean(axis=-1), shares.mean(axis=-1) if choosing.any() else np.zeros(nats.shape[:2]))
 
 
 def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -> list[Link]:
-    """Link each target word with the source word of most attention: (source word, target word), sorted by target.
+    """Link each target word to the source word with most attention: (source word, target word), sorted by target.
 
-    The map must be of cross-attention, by default the last layer's mean over heads. The weights of a word's tokens are
-    added; tokens without a word, such as </s>, are left out. Of equal words the first counts.
+    The map must be cross-attention, by default the last layer's mean over heads. The weights of each word's tokens are
+    added; tokens without a word, such as </s>, are left out. If weights are equal, the first word is linked.
     """
     attention = maps.map("cross") if attention is None else attention
     if attention.kind != "cross":
-        raise ValueError(f"An alignment must be read from cross attention, but is from {attention.kind} instead.")
+        raise ValueError(f"An alignment needs cross attention, but the map is {attention.kind} attention instead.")
     columns, rows = _membership(maps.source_words), _membership(maps.target_words)
     if not columns.any():
         return []
@@ -125,8 +125,8 @@ def word_alignment(maps: AttentionMaps, attention: AttentionMap | None = None) -
 def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -> AttentionMap:
     """Turn attention between tokens, by default the last layer's cross-attention, into attention between words.
 
-    The columns of a word's tokens are added and their rows averaged, so each row still sums to 1. White space
-    separates words; control tokens, and tokens of a script without spaces, are words of their own.
+    The columns of each word's tokens are added and their rows averaged, so each row still sums to 1. White space
+    separates words. Control tokens, and tokens in scripts without spaces, count as words.
     """
     attention = maps.map("cross") if attention is None else attention
     rows, columns = maps.shown(attention.kind)
@@ -134,13 +134,13 @@ def word_attention(maps: AttentionMaps, attention: AttentionMap | None = None) -
 
 
 def between_words(weights: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
-    """Average the rows and add the columns of each word's tokens, of weights (…, rows, columns)."""
+    """Average the rows of weights (…, rows, columns) over each word's tokens, and add the columns."""
     looking = _membership(rows.of_tokens)
     return np.asarray((looking / looking.sum(axis=0)).T @ weights @ _membership(columns.of_tokens))
 
 
 def scores_between_words(scores: np.ndarray, rows: Words, columns: Words) -> np.ndarray:
-    """Average scores (…, rows, columns) over each word's tokens that are not masked: −∞ if all are."""
+    """Average scores (…, rows, columns) over each word's unmasked tokens; −∞ if all are masked."""
     looking, seen = _membership(rows.of_tokens).T, _membership(columns.of_tokens)
     is_finite = np.isfinite(scores)
     counts = looking @ is_finite.astype(np.float32) @ seen
@@ -160,7 +160,7 @@ def write_links(links: Iterable[Link]) -> str:
 
 
 def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
-    """Read alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, from 0."""
+    """Load alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, counted from 0."""
     found = []
     for number, line in enumerate(read_lines(path, "gold"), start=1):
         sure, possible = set(), set()
@@ -168,7 +168,7 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
             match = LINK.fullmatch(word)
             if match is None:
                 where = f"in line {number} of {path}"
-                raise ValueError(f"A link must be as 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
+                raise ValueError(f"A link must look like 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
             link = int(match[1]), int(match[3])
             possible.add(link)
             if match[2] == "-":
@@ -178,7 +178,7 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
 
 
 def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
-    """Read the alignments of pairs; a link of a missing word is a `ValueError`."""
+    """Load the pairs' alignments; a link to a missing word is a `ValueError`."""
     gold = read_gold_alignments(path)
     if len(gold) != len(pairs):
         raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
@@ -193,7 +193,7 @@ def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> l
 
 
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare links with given ones over all sentences; no links, or too few sentences, are a `ValueError`."""
+    """Compare links with given links over all sentences; no links, or too few sentences, are a `ValueError`."""
     if len(found) != len(gold):
         raise wrong("gold", f"have {len(found)} sentences, as many as were aligned", len(gold), verb="has")
     links = sure = sure_found = possible_found = 0

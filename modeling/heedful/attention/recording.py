@@ -1,4 +1,4 @@
-"""The attention of one forward pass: weights, queries, keys, values and scores."""
+"""Attention recorded in one forward pass: weights, queries, keys, values and scores."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,7 @@ from heedful.modeling_heed import HeedPreTrainedModel
 
 Kind = Literal["cross", "encoder", "decoder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-SUM_ROUNDING = 0.02  # of a row's weights in bfloat16
+SUM_ROUNDING = 0.02  # of a row's bfloat16 weights
 ATTENTIONS: dict[Kind, tuple[str, str]] = {
     "encoder": ("encoder", "self_attn"),
     "decoder": ("decoder", "self_attn"),
@@ -27,20 +27,20 @@ ATTENTIONS: dict[Kind, tuple[str, str]] = {
 class HeadStates(NamedTuple):
     """One layer's heads up to their weights (section 3.2.1), in float32 on the CPU, with copies of shared keys."""
 
-    query: torch.Tensor  # (heads, rows, d_k), turned by its position where positions are rotary
+    query: torch.Tensor  # (heads, rows, d_k), rotated if positions are rotary
     key: torch.Tensor  # (heads, columns, d_k), the same
     value: torch.Tensor  # (heads, columns, d_v)
-    scores: torch.Tensor  # q·k, or vᵀ tanh(q + k), of each (heads, rows, columns); −∞ where a mask hides the column
+    scores: torch.Tensor  # q·k, or vᵀ tanh(q + k), (heads, rows, columns); −∞ where masked
     scaling: float  # factor of the scores before the softmax: 1/√d_k, or 1
 
 
 def record_weights(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None = None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return the weights of each kind's layers, `(heads, rows, columns)` in float32 on the CPU.
+    """Return each kind's weights by layer, `(heads, rows, columns)` in float32 on the CPU.
 
-    `layer`, from 0, or from -1 for the last, is the only one to return. If the model's attention function returns no
-    weights, `eager` does. Weights of windows, blocks or several streams are a `ValueError`.
+    `layer` (numbered from 0; -1 is the last) limits them to one. If the model's attention function returns
+    no weights, `eager` runs. Weights for windows, blocks or several streams are a `ValueError`.
     """
     with evaluation_mode(model), torch.no_grad():
         found = _checked_run(model, source_ids, fed_ids, kinds, layer)
@@ -54,7 +54,7 @@ def record_weights(
 def recorded_heads(
     model: Any, kinds: Collection[Kind], layer: int | None = None
 ) -> Iterator[dict[Kind, list[HeadStates]]]:
-    """Yield head states of a Heed Transformer, which a run fills; not for relative positions or shared layers."""
+    """Yield a Heed Transformer's head states, which a run fills; none for relative positions or shared layers."""
     found: dict[Kind, list[HeadStates]] = {}
     is_relative = getattr(model.config, "position_encoding", None) in RELATIVE_ENCODINGS
     with ExitStack() as hooks:
@@ -65,7 +65,7 @@ def recorded_heads(
 
 
 def check_number(field: str, number: int, count: int) -> None:
-    """Raise a `ValueError` if there is no such `layer`, which may count from the end, or `head`."""
+    """Raise a `ValueError` if there is no such `head`, or no such `layer`, which may be negative."""
     least = -count if field == "layer" else 0
     if not least <= number < count:
         raise ValueError(f"`{field}` must be between {least} and {count - 1}, but is {number} instead.")
@@ -74,10 +74,10 @@ def check_number(field: str, number: int, count: int) -> None:
 def _checked_run(
     model: Any, source_ids: Sequence[int], fed_ids: Sequence[int], kinds: Collection[Kind], layer: int | None
 ) -> dict[Kind, list[torch.Tensor]]:
-    """Return the weights of `_run`, which must be matrices of all tokens with rows that sum to 1."""
+    """Return the weights from `_run`: matrices for all tokens, whose rows must sum to 1."""
     found = _run(model, source_ids, fed_ids, kinds, layer)
     runs = [(found, len(source_ids), len(fed_ids))]
-    if model.config.model_type not in HEED_TYPES:  # a window, as of LED, may by chance have the source's length
+    if model.config.model_type not in HEED_TYPES:  # a window, as in LED, may by chance have the source's length
         source_ids, fed_ids = (ids[:-1] or [*ids] * 2 for ids in (source_ids, fed_ids))
         runs.append((_run(model, source_ids, fed_ids, [*found], layer), len(source_ids), len(fed_ids)))
     for weights_of, source, fed in runs:
@@ -88,8 +88,8 @@ def _checked_run(
             if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
                 must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
                 but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
-                hint = "it looks by windows, blocks or several streams. `kinds` asks for other attention"
-                whose = f"The {kind} attention weights of a {type(model).__name__}"
+                hint = "it attends in windows, blocks or several streams. Choose other attention with `kinds`"
+                whose = f"The {kind} attention weights of {type(model).__name__}"
                 raise ValueError(f"{whose} must {must}, but {but} instead: {hint}.")
     return found
 
@@ -135,7 +135,7 @@ def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple
     key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
     additive = module.additive_score
     scores = query @ key.transpose(2, 3) if additive is None else additive(query, key)  # (1, heads, rows, columns)
-    if mask is not None:  # 0 where a column is seen, else the smallest number
+    if mask is not None:  # 0 at visible columns, else the smallest number
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
@@ -149,5 +149,5 @@ def _eager(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for config, name in former:  # the whole model's first: it sets its parts' too
+        for config, name in former:  # the whole model first: it also sets its parts
             config._attn_implementation = name

@@ -1,4 +1,4 @@
-"""A page to hover over: one HTML file with all attention of one pair, which needs no network."""
+"""An interactive page: one HTML file with all of one pair's attention, which needs no network."""
 
 import base64
 import html
@@ -19,8 +19,8 @@ from heedful.files import check_writable, json_in_html, write_text
 
 REPORT_SUFFIXES = (".html",)
 TEMPLATE = Path(__file__).with_name("report.html")
-PARTS = 10_000  # of 1, for a weight
-LARGEST_PART, MASKED = 32_767, -32_768  # of the largest score; for −∞
+PARTS = 10_000  # parts of 1, for weights
+LARGEST_PART, MASKED = 32_767, -32_768  # parts of the largest score; the code for −∞
 CONTROL = re.compile(r"</?[^<>\s]*>")
 
 
@@ -36,20 +36,20 @@ def write_attention_report(
 ) -> Path:
     """Write a page where hovering, focusing or tapping a word shows its attention, and return its path.
 
-    The page has choices of kind, layer, head, mean and rollout, and for a Heed Transformer of raw scores. Weights of
-    words are those of `word_attention`; scores of words are means. It works with a keyboard and a screen reader.
+    You can choose kind, layer, head, mean and rollout, and for a Heed Transformer raw scores. Words have weights as in
+    `word_attention`, and mean scores. The page works with a keyboard and a screen reader.
 
     Args:
         maps: The maps.
         path: File to write: .html.
         title: Heading of the page; None takes "Attention".
-        kind: The kind to show first; None takes the first of the maps, cross if possible.
-        layer: The layer to show first, from 0, or from -1 for the last.
+        kind: The kind to show first; None takes the maps' first, cross if possible.
+        layer: The layer to show first, numbered from 0; -1 is the last.
         head: The head to show first, or None for the mean over all heads.
         tokens: Whether to show the tokenizer's tokens, not words.
 
     Raises:
-        ValueError: If the path has another suffix, or there is no such kind, layer or head.
+        ValueError: If the path has another suffix, or the kind, layer or head is missing.
         FileNotFoundError: If the folder of `path` does not exist.
     """
     path = check_writable(path, REPORT_SUFFIXES)
@@ -74,7 +74,7 @@ def write_attention_report(
 
 
 def _sequence(tokens: Sequence[str]) -> dict[str, Any]:
-    """Return tokens and the direction of their first letter with one, as browsers do for `dir=auto`."""
+    """Return tokens with the direction of the first letter that has one, like browsers for `dir=auto`."""
     # Control tokens have Latin letters in any script.
     text = "".join(token for token in tokens if not CONTROL.fullmatch(token))
     directions = (direction for direction in map(unicodedata.bidirectional, text) if direction in ("L", "R", "AL"))
@@ -94,12 +94,12 @@ def _kind(maps: AttentionMaps, kind: Kind) -> dict[str, Any]:
 
 
 def _packed(weights: np.ndarray) -> str:
-    """Pack weights as little-endian 16-bit parts of 1 in base64, a third of their size in digits."""
+    """Pack weights as little-endian 16-bit parts of 1 in base64, a third as long as digits."""
     return base64.b64encode(np.rint(weights.clip(0, 1) * PARTS).astype("<u2").tobytes()).decode("ascii")
 
 
 def _packed_scores(scores: np.ndarray) -> dict[str, Any]:
-    """Pack scores as little-endian 16-bit parts of the largest, with the largest."""
+    """Pack scores as little-endian 16-bit parts of the largest score, and return this too."""
     is_finite = np.isfinite(scores)
     largest = float(np.abs(scores[is_finite]).max(initial=1e-9))
     parts = np.where(is_finite, np.rint(scores / largest * LARGEST_PART), MASKED).astype("<i2")

@@ -148,8 +148,8 @@ def table(command) -> str:
     rows = ["| argument or option | meaning |", "|---|---|"]
     for parameter in command.params:
         if record := parameter.get_help_record(typer.Context(command)):
-            name, meaning = (text.replace("|", "\\|") for text in record)
-            rows.append(f"| `{name}` | {meaning.replace('<', '&lt;')} |")
+            name, meaning = record
+            rows.append(f"| `{name}` | {meaning.replace('<', '&lt;').replace('|', '&#124;')} |")
     return "\n".join([*rows, ""])
 
 

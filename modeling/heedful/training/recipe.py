@@ -207,7 +207,7 @@ class Recipe(Section):
 
     name: str = key("name of the run and the model card")
     data: DataRecipe = key("where the pairs come from")
-    optimization: OptimizationRecipe = key("the optimizer, its schedule, and the length of the run")
+    optimization: OptimizationRecipe = key("optimizer, schedule and length of the run")
     output: str | None = key("the run's folder; empty: runs/NAME", None, resumes=True, on_card=False)
     seed: int = key("seed of weights, dropout and data order", 1, least=0, below=2**32)
     resume: bool = key("true continues from the newest checkpoint, if any", False, resumes=True, on_card=False)
@@ -217,9 +217,9 @@ class Recipe(Section):
     model: ModelRecipe = key("the model to train", ModelRecipe)
     validation: ValidationRecipe = key("measurements while training", ValidationRecipe)
     checkpoints: CheckpointRecipe = key("saved and published weights", CheckpointRecipe)
-    decoding: DecodingRecipe = key("how the published model generates, and its tests", DecodingRecipe)
+    decoding: DecodingRecipe = key("how the published model generates", DecodingRecipe)
     logging: LoggingRecipe = key("logs of the run", LoggingRecipe)
-    card: CardRecipe = key("facts for the model card that a program cannot find", CardRecipe, on_card=False)
+    card: CardRecipe = key("facts for the model card", CardRecipe, on_card=False)
     publish: PublishRecipe = key("further forms of the model, each in a folder of its name", PublishRecipe)
 
     def check(self) -> None:

@@ -59,9 +59,8 @@ class TokenizerRecipe(Section, section="tokenizer"):
     def check(self) -> None:
         """Refuse vocabularies that cannot be trained."""
         if self.path is None:
-            if self.joint and self.target_algorithm is not None:
-                must = "be empty where `tokenizer.joint` is true"
-                raise wrong("tokenizer.target_algorithm", must, self.target_algorithm)
+            is_met = not self.joint or self.target_algorithm is None
+            self.require(is_met, "target_algorithm", "be empty where `tokenizer.joint` is true")
             for name, (algorithm, size) in zip(("vocab_size", "target_vocab_size"), self.sides, strict=True):
                 check_size(f"tokenizer.{name}", algorithm, size)
 

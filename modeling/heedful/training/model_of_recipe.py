@@ -61,9 +61,8 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     if settings.shrink_token_budget and is_sharded:
         must = "be false where weights are sharded and no rank can continue without the others"
         raise wrong("optimization.shrink_token_budget", must, "true", advice="set `optimization.token_budget` lower")
-    if settings.optimizer == "muon" and is_sharded:
-        must = "be another one where weights are sharded, for Muon needs whole matrices"
-        raise wrong("optimization.optimizer", must, "muon")
+    must = "be another one where weights are sharded, for Muon needs whole matrices"
+    settings.require(settings.optimizer != "muon" or not is_sharded, "optimizer", must)
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
@@ -96,9 +95,8 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         recipe.data.check_room(position_limit(config))
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
-    beams = recipe.decoding.num_beams
-    if target is not None and beams > target:
-        raise wrong("decoding.num_beams", f"be at most {target}, the size of the vocabulary", beams)
+    must = f"be at most {target}, the size of the vocabulary"
+    recipe.decoding.require(target is None or recipe.decoding.num_beams <= target, "num_beams", must)
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> HeedBaseConfig:
@@ -119,8 +117,8 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
     if is_recurrent and recipe.attn_implementation is not None:
         must = "be empty for a recurrent model, which has one way to attend"
         raise wrong("model.attn_implementation", must, repr(recipe.attn_implementation))
-    if is_recurrent and recipe.activation_checkpointing:
-        raise wrong("model.activation_checkpointing", "be false for a recurrent model", "true")
+    is_met = not (is_recurrent and recipe.activation_checkpointing)
+    recipe.require(is_met, "activation_checkpointing", "be false for a recurrent model")
     made: type[HeedBaseConfig] = heedful.HeedRNNConfig if is_recurrent else heedful.HeedConfig
     options |= vocabularies
     try:

@@ -60,8 +60,8 @@ def make_accelerator(
 ) -> Accelerator:
     """Set up devices, processes, precision, and trackers that write into the folder."""
     on_cpu = runs_on_cpu(settings.device)
-    if on_cpu and settings.mixed_precision in ("tf32", "fp16"):
-        raise wrong("optimization.mixed_precision", "be no or bf16 on the CPU", settings.mixed_precision)
+    is_met = not on_cpu or settings.mixed_precision in ("no", "bf16")
+    settings.require(is_met, "mixed_precision", "be no or bf16 on the CPU")
     check_launch(settings, on_cpu)
     if on_cpu:
         keep_freed_memory()

@@ -10,7 +10,6 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import Seq2SeqModelOutput
 
 from heedful.fast_paths_heed import runs_known_code
-from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedModel
 from heedful.packed_rows_heed import PACKED_ENCODINGS
 from heedful.protocols import TrainableModel
@@ -81,8 +80,8 @@ def check_compile(
         obstacle = "`model.activation_checkpointing` is true"
     elif config.position_encoding not in PACKED_ENCODINGS:
         obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
-    if settings.compile is True and obstacle is not None:
-        raise wrong("optimization.compile", f"be auto or false where {obstacle}", "true")
+    is_met = settings.compile is not True or obstacle is None
+    settings.require(is_met, "compile", f"be auto or false where {obstacle}")
     return obstacle
 
 

@@ -10,7 +10,6 @@ from transformers import PreTrainedConfig
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.teacher import TEACHER_COLUMNS
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
-from heedful.messages_heed import wrong
 from heedful.training.recipe import OptimizationRecipe
 
 
@@ -38,9 +37,8 @@ class Objective:
         if settings.r_drop is None and settings.distillation is None:
             return None
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
-        if settings.r_drop is not None and not any(rates):
-            must = "empty for a model without `dropout`, whose two passes are the same"
-            raise wrong("optimization.r_drop", f"be {must}", settings.r_drop)
+        must = "be empty for a model without `dropout`, whose two passes are the same"
+        settings.require(settings.r_drop is None or any(rates), "r_drop", must)
         return cls(settings.r_drop, None if settings.distillation is None else settings.distillation_weight)
 
     @property

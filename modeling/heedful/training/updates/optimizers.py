@@ -7,7 +7,6 @@ from typing import Any, cast
 import torch
 
 from heedful.files import import_extra
-from heedful.messages_heed import wrong
 from heedful.protocols import TrainableModel
 from heedful.training.recipe import OptimizationRecipe
 
@@ -33,8 +32,7 @@ def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         return _made(kind, trained, settings, fused=True)
     matrices = _matrices_of_layers(model)
-    if not matrices:
-        raise wrong("optimization.optimizer", "be another one for a model without trained matrices in layers", "muon")
+    settings.require(matrices, "optimizer", "be another one for a model without trained matrices in layers")
     others = [parameter for parameter in trained if all(parameter is not matrix for matrix in matrices)]
     factor = (settings.muon_learning_rate or settings.learning_rate) / settings.learning_rate
     adamw = _made(torch.optim.AdamW, others, settings, fused=True)

@@ -21,69 +21,6 @@ SOURCES_FILE = "training_sources.bin"  # checksums, in the folder of a run
 CHUNK = 2000  # pairs per call of the tokenizer, enough for all cores
 
 
-def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[int]]:
-    """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
-    parts, known = data.parts, tokenizers.languages
-    is_known = len(known) > 1
-    languages = data.languages or {str(part.to) for part in parts.values() if is_known}
-    if not {*languages} <= {*known}:
-        wanted, found = ", ".join(languages), ", ".join(known) or "none"
-        must = f"have a tag of each language that is learned ({wanted})"
-        raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
-    heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
-    tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
-    ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
-    return [head + id_ for head, id_ in zip(heads, ids, strict=True)]
-
-
-def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
-    """Return the id of a tag or the mask; raise a `ValueError` if it is no control token or can be read from text."""
-    id_ = tokenizers.source.added_tokens_encoder.get(token)
-    is_closed = symbols_of(tokenizers.source) is not None  # it reads only its symbols
-    texts = [] if is_closed else [token, f"a {token} a"]
-    if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
-        must = "be a special token that the tokenizer never reads out of a text"
-        raise wrong(key, must, token, advice="let one be trained (no `tokenizer.path`), or leave it out")
-    return int(id_)
-
-
-def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield pairs in chunks, each followed by its pairs of the first part in the other direction, as part 1."""
-    stream = iter(pairs)
-    while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
-        yield from chunk
-        first = (pair for pair in chunk if pair["part"] == 0)
-        yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
-
-
-def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
-    """Return the pairs of `both_ways`."""
-    from datasets import Dataset, IterableDataset
-
-    if isinstance(pairs, Dataset):
-        return Dataset.from_list([*both_ways(pairs)])
-    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
-
-
-def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
-    """Return the part of each pair, `(pairs,)`."""
-    return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
-
-
-def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
-    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
-    for key in [key for key, count in counts.items() if not count]:
-        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
-    return counts
-
-
-def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return checksums of sources, to recognize those of the training."""
-    digests = (hashlib.blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
-    return np.array([int.from_bytes(digest) for digest in digests], np.uint64)
-
-
 @dataclass(frozen=True)
 class PairEncoder:
     """Turns pairs into rows of token ids, after the head of their `part` (default 0)."""
@@ -155,3 +92,66 @@ class EncodedPairs:
             raise IndexError(f"Row {index} does not exist: there are {len(self)}.")
         source, target = (slice(*bounds[index : index + 2]) for bounds in (self._source_bounds, self._target_bounds))
         return {"input_ids": self.sources[source].tolist(), "labels": self.targets[target].tolist()}
+
+
+def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[int]]:
+    """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
+    parts, known = data.parts, tokenizers.languages
+    is_known = len(known) > 1
+    languages = data.languages or {str(part.to) for part in parts.values() if is_known}
+    if not {*languages} <= {*known}:
+        wanted, found = ", ".join(languages), ", ".join(known) or "none"
+        must = f"have a tag of each language that is learned ({wanted})"
+        raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
+    heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
+    tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
+    ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
+    return [head + id_ for head, id_ in zip(heads, ids, strict=True)]
+
+
+def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
+    """Return the id of a tag or the mask; raise a `ValueError` if it is no control token or can be read from text."""
+    id_ = tokenizers.source.added_tokens_encoder.get(token)
+    is_closed = symbols_of(tokenizers.source) is not None  # it reads only its symbols
+    texts = [] if is_closed else [token, f"a {token} a"]
+    if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
+        must = "be a special token that the tokenizer never reads out of a text"
+        raise wrong(key, must, token, advice="let one be trained (no `tokenizer.path`), or leave it out")
+    return int(id_)
+
+
+def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield pairs in chunks, each followed by its pairs of the first part in the other direction, as part 1."""
+    stream = iter(pairs)
+    while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
+        yield from chunk
+        first = (pair for pair in chunk if pair["part"] == 0)
+        yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
+
+
+def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
+    """Return the pairs of `both_ways`."""
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(pairs, Dataset):
+        return Dataset.from_list([*both_ways(pairs)])
+    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
+
+
+def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
+    """Return the part of each pair, `(pairs,)`."""
+    return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
+
+
+def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
+    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
+    counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
+    for key in [key for key, count in counts.items() if not count]:
+        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+    return counts
+
+
+def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
+    """Return checksums of sources, to recognize those of the training."""
+    digests = (hashlib.blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
+    return np.array([int.from_bytes(digest) for digest in digests], np.uint64)

@@ -146,22 +146,34 @@ def encode(
     """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
     heads = encoding.source_prefixes(data, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
+    denoising = Denoising(encoder, batching.seed) if data.denoise else None
     pairs: Any = encoding.with_other_direction(kept.train) if data.both_directions else kept.train
     held_out: Any = encoding.both_ways(kept.validation) if data.both_directions else kept.validation
-    if data.denoise:
+    if denoising is not None:
         pairs = pairs.select(np.flatnonzero(np.isin(encoding.numbers_of_parts(pairs), data.denoised)))
         held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
-    drawn: list[Draw] = []
-    if data.denoise:
-        denoising = Denoising(encoder, batching.seed)
-        drawn.append(denoising.rows)
-        validation = denoising.rows(validation, HELD_OUT)
-    training: StoredRows | StreamedRows
-    if isinstance(pairs, Sized):
-        training = _stored(data, batching, pairs, encoder, teacher, drawn)
-    else:
-        training = StreamedRows(pairs, encoder, batching, data.pool_size, accelerator)
+    training: StoredRows | StreamedRows = StreamedRows(pairs, encoder, batching, data.pool_size, accelerator)
+    if isinstance(kept.train, Sized):
+        rows, parts, drawn, known = EncodedPairs(encoder.rows(pairs)), dict[str, int](), list[Draw](), None
+        numbers, fingerprint = encoding.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+        digests = np.unique(encoding.source_digests(pairs))
+        if data.mixture or data.denoise:
+            first = min(data.denoised, default=0)
+            parts = encoding.rows_of_parts([*data.parts][first:], numbers - first)
+        if not len(rows):
+            raise _nothing_left(encoder, rows.left_out)
+        if denoising is not None:
+            drawn.append(denoising.rows)
+            validation = denoising.rows(validation, HELD_OUT)
+        if data.temperature != 1:
+            drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
+        if any(asdict(data.augmentation).values()):
+            drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
+        if teacher is not None:
+            known = TeacherTokens(teacher)
+            fingerprint += known.check(tokenizers, rows)
+        training = StoredRows(rows, batching, drawn, known, parts, digests, fingerprint)
     language = data.target if len(tokenizers.languages) > 1 else None
     tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
     return Corpus(
@@ -174,32 +186,6 @@ def encode(
         target_language=language,
         fingerprint=validation.fingerprint() + training.fingerprint,
     )
-
-
-def _stored(
-    data: DataRecipe,
-    batching: BatchingSettings,
-    pairs: Any,
-    encoder: PairEncoder,
-    folder: str | None,
-    drawn: list[Draw],
-) -> StoredRows:
-    rows, teacher, parts = EncodedPairs(encoder.rows(pairs)), None, dict[str, int]()
-    numbers, fingerprint = encoding.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
-    digests = np.unique(encoding.source_digests(pairs))
-    if data.mixture or data.denoise:
-        first = min(data.denoised, default=0)
-        parts = encoding.rows_of_parts([*data.parts][first:], numbers - first)
-    if not len(rows):
-        raise _nothing_left(encoder, rows.left_out)
-    if data.temperature != 1:
-        drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
-    if any(asdict(data.augmentation).values()):
-        drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
-    if folder is not None:
-        teacher = TeacherTokens(folder)
-        fingerprint += teacher.check(encoder.tokenizers, rows)
-    return StoredRows(rows, batching, drawn, teacher, parts, digests, fingerprint)
 
 
 def _nothing_left(encoder: PairEncoder, too_long: int) -> ValueError:

@@ -103,9 +103,9 @@ def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[in
         wanted, found = ", ".join(languages), ", ".join(known) or "none"
         must = f"have a tag of each language that is learned ({wanted})"
         raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
-    heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
     tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
     ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
+    heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
     return [head + id_ for head, id_ in zip(heads, ids, strict=True)]
 
 

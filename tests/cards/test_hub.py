@@ -247,8 +247,8 @@ def test_a_folder_that_lacks_a_file_has_anothers_tokenizers_or_an_unreadable_car
         (("license: apache-2.0\n", ""), "must have `license`"),
         (("library_name: transformers\n", ""), "must have `library_name`"),
         (("language:\n- ko\n- en\n", ""), "must have `language`"),
-        (("license: apache-2.0\n", "license: [\n"), "must be that of a model card"),
-        (("      value: ", "      valu: "), "must be that of a model card"),
+        (("license: apache-2.0\n", "license: [\n"), "must begin with a model card's metadata"),
+        (("      value: ", "      valu: "), "must begin with a model card's metadata"),
     ]
 
     def push_changed(change):
@@ -282,7 +282,7 @@ def test_a_push_without_a_network_fails_in_one_line_and_only_what_belongs_to_a_m
     monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: SimpleNamespace(create_repo=fail))
     with pytest.raises(ConnectionError, match=r"^The Hub cannot be reached to push me/model: .* in name r") as raised:
         push(folder, "me/model")
-    assert str(raised.value).endswith(f"({folder} has passed its checks, and `--dry-run` lists what is sent).")
+    assert str(raised.value).endswith(f"({folder} has passed its checks, and `--dry-run` lists the files).")
     private = """
         training_state/optimizer.pt log.jsonl training_args.bin checkpoint-5/model.safetensors a.tmp .env[prod] .env
         runs/x/events.out wandb/run/files/config.yaml my.py note.txt .a.model target_tokenizer/.x vocab.bak

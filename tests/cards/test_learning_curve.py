@@ -87,7 +87,7 @@ def test_what_cannot_be_drawn_is_named_and_fails_no_run(run, tmp_path, monkeypat
     nothing, a = r"`RUN` must have logged something \(`logging.every_updates`\), but", tmp_path / "a.png"
     metric = r"`--metric` must be one that was logged \(train/loss, .*, validation/bleu\), but is ter instead"
     cases = [
-        (([run, tmp_path], a), r"`RUN` must be the folder of a run, but .* has no log\.jsonl"),
+        (([run, tmp_path], a), r"`RUN` must be a run's folder, but .* has no log\.jsonl"),
         *((([other], a), nothing) for other in (empty, tmp_path / "begun")),
         (([run], a, ["ter"]), metric),
         (([run], tmp_path / "a.gif"), r"`--output` must end in one of \.png, \.svg, but is .*a\.gif instead"),

@@ -210,7 +210,7 @@ def test_a_wrong_fact_is_named():
         ({"name": ""}, "`name` must not be empty"),
         ({"scores": {}}, "`scores` must not be empty"),
         ({"source_language": "Korean"}, "`source_language` must be a language's code such as ko, but is 'Korean'"),
-        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count`, .* KeyError: 'count'"),
+        ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count` .* KeyError: 'count'"),
         ({"scores": {"news": {"count": 3, "bleu": [1]}}}, r"`scores\['news'\]` must have .* TypeError"),
         ({"scores": {"news": {"count": 3, "bleu": 1, "bleu_interval": [0]}}}, r"`scores.* must .* IndexError"),
     ]
@@ -384,7 +384,7 @@ WRONG = [
     (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`--license` must not be empty"),
     (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
     ([*TOLD[:-1], "", *LANGUAGES], "`--base-model` must not be empty, but is '' instead"),
-    (TOLD, "must be two languages, but are und and und instead: for what is no translation, `--task`"),
+    (TOLD, "must be two languages, but are und and und instead: for other tasks than translation, describe"),
     ([*TOLD, "--source-language", "ko"], "must be two languages, but are ko and und instead"),
     ([*TOLD, "--source-language", "Klingo", "--target-language", "en"], "such as ko, but is 'Klingo' instead"),
     ([*TOLD, *LANGUAGES, "--scores", "nowhere.json"], "`--scores` must be files"),

@@ -1,1 +1,1 @@
-"""Publication: the model card, the learning curve, and the push to the Hub."""
+"""Publication: model card, learning curve, and push to the Hub."""

@@ -1,4 +1,4 @@
-"""The learning curves of runs: losses and scores over the updates."""
+"""Learning curves: losses and scores over the updates."""
 
 import logging
 import math
@@ -15,15 +15,15 @@ logger = logging.getLogger(__name__)
 
 CURVE_FILE = "learning_curve.png"
 LOSSES = ("train/loss", "validation/loss")
-RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # at first far above 100, so in their own panel
+RATES = tuple(f"validation/{name}" for name in ERROR_RATES)  # far above 100 at first, so in a separate panel
 NO_SCORES = ("validation/loss", "validation/perplexity", *RATES)
 
 
 def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw losses and scores of one run or several into one picture, .png or .svg, and return it.
+    """Draw one or several runs' losses and scores into one picture, .png or .svg, and return it.
 
-    `metrics` replaces losses and scores by names in the logs, such as "validation/bleu", or by their last part, which
-    may match several. A name that no run has logged is a `ValueError`.
+    `metrics` selects others by their names in the logs, such as "validation/bleu", or by the last part, which may
+    match several. A name that no run has logged is a `ValueError`.
     """
     check_writable(path, (".png", ".svg"), "--output")
     names = [run.resolve().name for run in runs]
@@ -41,17 +41,17 @@ def draw_learning_curves(runs: Sequence[Path], path: Path, metrics: Sequence[str
 
 
 def leave_learning_curve(run: Path, folder: Path) -> str:
-    """Draw a finished run's curve into a folder and return the file's name; "" if it fails, with a warning."""
+    """Draw a finished run's curve into a folder and return the file's name; after a failure warn, and return ""."""
     try:
         return draw_learning_curves([run], folder / CURVE_FILE).name
-    except Exception as error:  # of any kind: no picture may end a finished training
+    except Exception as error:  # any error: a picture must not end a finished training
         logger.warning("no learning curve is drawn: %s", error)
         return ""
 
 
 def _curves_of(run: Path) -> dict[str, Curve]:
     if not (run / LOG_FILE).is_file() and not (run / "checkpoints").is_dir():
-        raise FileNotFoundError(f"`RUN` must be the folder of a run, but {run} has no {LOG_FILE}.")
+        raise FileNotFoundError(f"`RUN` must be a run's folder, but {run} has no {LOG_FILE}.")
     if not (curves := read_curves(run)):
         raise ValueError(f"`RUN` must have logged something (`logging.every_updates`), but {run} has not.")
     return curves
@@ -68,7 +68,7 @@ def _chosen(metrics: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _panel(curves: dict[str, dict[str, Curve]], group: Sequence[str]) -> Panel:
-    missing = [(math.nan, math.nan)]  # keeps a run's colour and legend
+    missing = [(math.nan, math.nan)]  # keeps the run's colour and legend
     drawn = {
         run if len(group) == 1 else metric: found.get(metric, missing)
         for run, found in curves.items()

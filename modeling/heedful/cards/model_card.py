@@ -29,8 +29,8 @@ CARD_FILE = "README.md"
 REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
-NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # would end code, or its cell of a table
-OTHER_TASK = "text-generation"  # the Hub's class for text to text without translation
+NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # these would end code, or its table cell
+OTHER_TASK = "text-generation"  # the Hub's class for other text to text
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The Hub's identifiers; any other license is "other" with its name.
 _LICENSE_WORDS = """
@@ -47,25 +47,25 @@ HUB_LICENSES = frozenset(_LICENSE_WORDS.split())
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """The facts of a trained or fine-tuned model's card; a `ValueError` names an empty or impossible one."""
+    """The facts on a trained or fine-tuned model's card; a `ValueError` names an empty or impossible fact."""
 
     name: str  # such as "heed-small-ko-en"
-    source_language: str  # a code, such as "ko"
+    source_language: str  # code, such as "ko"
     target_language: str
     license: str  # SPDX or Hub identifier, such as "apache-2.0"
-    datasets: Sequence[str]  # as in a recipe: a Hub id, a file, "builtin:train:100000"
+    datasets: Sequence[str]  # as in recipes: a Hub id, a file, "builtin:train:100000"
     parameters: int  # shared ones counted once
     architecture: str  # a sentence or paragraph
     vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
-    scores: Mapping[str, Mapping[str, Any]]  # of `score_translations`, per test set
+    scores: Mapping[str, Mapping[str, Any]]  # from `score_translations`, per test set
     versions: Mapping[str, str]  # per package
-    run: Mapping[str, Any] | None = None  # of `facts_of`
-    base_model: str | None = None  # of fine-tuning: an id on the Hub, or a folder
-    task: str | None = None  # other than translation, such as "answering questions"
+    run: Mapping[str, Any] | None = None  # from `facts_of`
+    base_model: str | None = None  # for fine-tuning: a Hub id or a folder
+    task: str | None = None  # except translation, such as "answering questions"
 
     @property
     def is_translation(self) -> bool:
-        """Whether the model goes from one natural language into another."""
+        """Whether the model translates from one natural language into another."""
         return self.task is None and is_translation(self.source_language, self.target_language)
 
     @property
@@ -75,7 +75,7 @@ class CardFacts:
 
     @property
     def base_on_the_hub(self) -> str | None:
-        """The base model, if it is an id on the Hub and no local folder."""
+        """The base model, if it is a Hub id and no local folder."""
         name = self.base_model or ""
         return name if HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
@@ -93,11 +93,11 @@ class CardFacts:
             try:
                 [f"{scores['count']:,}", *(_score(scores, metric) for metric in METRIC_NAMES)]
             except (LookupError, TypeError, ValueError) as error:
-                must = "must have `count`, and numbers as `heedful evaluate --json` prints them, but has not"
+                must = "must have `count` and numbers as in `heedful evaluate --json`, but does not"
                 raise ValueError(f"`scores[{test_set!r}]` {must}: {first_line(error)}.") from None
         if self.run is None and not self.task and not self.is_translation:
             found = f"{self.source_language} and {self.target_language}"
-            advice = "for what is no translation, `task` must say what the model does"
+            advice = "for other tasks than translation, describe the task in `task`"
             raise wrong("source_language` and `target_language", "be two languages", found, verb="are", advice=advice)
 
 
@@ -116,7 +116,7 @@ def render_model_card(facts: CardFacts) -> str:
 
 
 def facts_of_model(model: Seq2SeqModel, tokenizers: TokenizerPair, tokens: Sequence[str], **facts: Any) -> CardFacts:
-    """Return facts with those of a model and its tokenizers; `tokens` are words for each side's tokens."""
+    """Add a model's and its tokenizers' facts to `facts`; `tokens` are each side's word for tokens."""
     source, target = (f"{len(each):,}" for each in (tokenizers.source, tokenizers.target))
     vocabulary = f"{source} {tokens[0]} for both sides"
     if not tokenizers.is_joint:
@@ -140,12 +140,12 @@ def write_finetuned_card(
     scores: Sequence[str | Path] = (),
     **facts: Any,
 ) -> Path:
-    """Write the card of a model that a Trainer trained, README.md, into its folder, for `heedful push`.
+    """Write a Trainer's model card, README.md, into the model's folder, for `heedful push`.
 
-    The folder's config.json then names the model's pipeline. `scores` are files of `heedful evaluate --json`, named
-    after the test sets. `facts` are fields of `CardFacts` that only a user knows: `license`, `datasets`, `base_model`,
-    whose card gives nothing, and `task`, without which there must be two languages; `name` is by default the folder's.
-    A `ValueError` names what is empty or impossible, or no Heed model; only `overwrite` replaces a README.md.
+    The folder's config.json then names the model's pipeline. `scores` are files from `heedful evaluate --json`, named
+    after the test sets. `facts` are the fields of `CardFacts` that you must give: `license`, `datasets`, `base_model`
+    and, unless there are two languages, `task`; the default of `name` is the folder's name. An empty or impossible
+    fact, or a model of another family, is a `ValueError`. Only `overwrite` replaces a README.md.
     """
     folder = Path(folder)
     if (folder / CARD_FILE).exists() and not overwrite:
@@ -193,7 +193,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def is_on_the_hub(dataset: str) -> bool:
-    """Return whether a dataset is on the Hub, and no local file or folder, nor the built-in corpus."""
+    """Return whether a dataset is on the Hub: not a local file or folder, or the built-in corpus."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
     is_here = is_file or dataset.startswith("builtin:") or Path(dataset).exists()
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_here
@@ -206,7 +206,7 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
         task = {"task_type": "translation", "task_name": direction}
     found = []
     for test_set, scores in facts.scores.items():
-        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # the Hub demands one
+        identifier = re.sub(r"[^A-Za-z0-9._/-]+", "-", test_set)  # the Hub requires one
         for metric in filter(scores.__contains__, METRIC_NAMES):
             arguments = {"signature": scores.get(f"{metric}_signature"), "ignore": scores.get("ignore")}
             value = round(float(scores[metric]), 2)
@@ -219,7 +219,7 @@ def _evaluation_results(facts: CardFacts) -> list[EvalResult]:
 def metadata_of_card(
     name: str, languages: Sequence[str], tags: Sequence[str] = (), is_translation: bool = True, **others: Any
 ) -> ModelCardData:
-    """Return a card's metadata, with tags besides those of every Heed model; `None` leaves a field out."""
+    """Return a card's metadata; `tags` are added to those of all Heed models, and `None` leaves a field out."""
     task = "translation" if is_translation else OTHER_TASK
     return ModelCardData(
         language=list(dict.fromkeys(languages)),
@@ -232,14 +232,14 @@ def metadata_of_card(
 
 
 def render(template: str, metadata: ModelCardData | None, **facts: Any) -> str:
-    """Fill in a template of this folder: the metadata between two `---`, if any, and its names."""
+    """Fill in a template from this folder: its names, and the metadata, if any, between two `---`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # if a template forgets
+        finalize=lambda value: value if isinstance(value, Markdown) else _cell(value),  # if a template uses no filter
     )
     environment.filters |= FILTERS
     names = {"metadata": metadata and Markdown(metadata.to_yaml()), **facts}
@@ -254,7 +254,7 @@ def with_repository(card: str, repository: str) -> str:
 
 
 class Markdown(str):
-    """A text that templates write as it is; other values become plain text on one line."""
+    """A text that templates write unchanged; other values become plain text on one line."""
 
 
 def python_string(text: str) -> Markdown:
@@ -283,7 +283,7 @@ def code(value: Any) -> Markdown:
     return Markdown(f"`{_line(value).translate(NO_CODE)}`")
 
 
-# What templates write as `{{ value | count }}`.
+# Filters, such as `{{ value | count }}`.
 FILTERS = {
     "code": code,
     "count": "{:,}".format,

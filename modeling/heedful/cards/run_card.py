@@ -1,4 +1,4 @@
-"""The card of a finished run's model."""
+"""Model cards for finished runs."""
 
 import warnings
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ TOKENS = {
 
 
 def publish_run(result: RunResult) -> Iterator[str]:
-    """Write a run's card and `publish.also`, and yield lines about scores, cost and places."""
+    """Write a run's card and the formats in `publish.also`, and yield lines about scores, cost and places."""
     card = write_run_card(result)
     for name, values in result.metrics.items():
         scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
@@ -58,7 +58,7 @@ def facts_in_numbers(result: RunResult) -> dict[str, Any]:
 
 
 def write_run_card(result: RunResult) -> Path:
-    """Write the card of a run's model, its learning curve and its scores into its folder; return the card's path."""
+    """Write card, learning curve and scores into a run's folder; return the card's path."""
     facts = facts_of(result)
     curve = leave_learning_curve(result.recipe.folder, result.folder)
     _leave_results(result)
@@ -66,7 +66,7 @@ def write_run_card(result: RunResult) -> Path:
 
 
 def facts_of(result: RunResult) -> CardFacts:
-    """Return the card's facts of a run's model, from the run and from its recipe."""
+    """Return the facts for a card, from the run and its recipe."""
     recipe, corpus, progress, data = result.recipe, result.corpus, result.progress, result.recipe.data
     source_language, target_language = language_codes(recipe.card, data, corpus.validation_pairs)
     scores = {
@@ -78,7 +78,7 @@ def facts_of(result: RunResult) -> CardFacts:
     trained = [place for each in files for place in (each if isinstance(each, list) else [each])]
     is_own = recipe.model.start_from is None and all("builtin:" in each for each in trained)
     is_trained = tokenizer_key(recipe.tokenizer, recipe.model) == "tokenizer.vocab_size"
-    tokens = [TOKENS[kind] if is_trained else "pieces of a given tokenizer" for kind, _ in recipe.tokenizer.sides]
+    tokens = [TOKENS[kind] if is_trained else "pieces from a given tokenizer" for kind, _ in recipe.tokenizer.sides]
     source, language = sample(corpus.validation_pairs, 1)[0]["source"], corpus.target_language
     confidence = _calibrated(result, translator := Translator.from_pretrained(result.folder))
     columns = {"source": data.source, "target": data.target}
@@ -120,7 +120,7 @@ def facts_of(result: RunResult) -> CardFacts:
 
 
 def _leave_results(result: RunResult) -> None:
-    """Write scores on data sets of the Hub in the Hub's form (its docs, "eval results")."""
+    """Write scores on the Hub's data sets in the Hub's form (its docs, "eval results")."""
     entries, file = [], result.folder / RESULTS_FILE
     for test, location in result.recipe.data.located.test.items():
         scores = result.metrics[test]
@@ -160,7 +160,7 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
 
 
 def _shown(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the keys of a recipe that a card shows and that are not empty."""
+    """Return the recipe's keys that a card shows and that are not empty."""
     hidden = {key.name for key in keys_of(Recipe) if not key.on_card}
     kept = {}
     for name, value in tree.items():

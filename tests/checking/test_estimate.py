@@ -107,7 +107,7 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path, printed):
         " ".join(map(str, first["input_ids"])),
         result.corpus.tokenizers.decode_target([first["labels"]])[0],
         "update         1  0.0015",
-        "s an update on 1 × ",
+        "s per update on 1 × ",
         ", float32, measured on a few updates",
         "  W_V, value down",
     ):

@@ -80,7 +80,7 @@ def test_a_corpus_of_copies_is_an_error_and_copies_that_are_to_be_learned_are_a_
     assert only(checks.check_pointless_pairs(split(copies), OFF), "identical").level == "error"
     finding = only(checks.check_pointless_pairs(split([*copies[:300], *CLEAN[300:]]), OFF), "identical")
     assert finding.level == "warning"
-    assert finding.advice.endswith("drops them. Keep them where a text may be right as it is, as in spelling.")
+    assert finding.advice.endswith("drops them. Keep them if source and target may be equal, as in spelling.")
 
 
 def test_held_out_pairs_in_training_are_told_with_what_dropping_them_costs_and_those_that_are_dropped_counted():
@@ -89,7 +89,7 @@ def test_held_out_pairs_in_training_are_told_with_what_dropping_them_costs_and_t
     finding = only(checks.check_overlap(train, OFF, tests), "overlap")
     assert finding.where == "data.test.unseen"
     assert "2 of 52 unseen sources" in finding.message
-    assert "1 of them with the same target" in finding.message
+    assert "1 with the same target" in finding.message
     assert "drops 2 training pairs" in finding.advice
     assert "unseen row 51" in finding.examples[0]
     for key, level in (("data.test.a", "error"), ("data.validation", "warning")):
@@ -185,8 +185,8 @@ def test_sources_with_several_targets_are_told_from_a_share_on_with_the_way_out(
     lemmas = [(f"w{number // 5}", f"w{number}") for number in range(400)]
     finding = only(checks.check_targets(split(lemmas)), "several_targets")
     assert (finding.level, finding.where) == ("warning", "data.source")
-    assert "400 of 400 train pairs (100 %) have a source that comes with other targets too" in finding.message
-    assert "`data.source: [lemma, features]` joins both" in finding.advice
+    assert "400 of 400 train pairs (100 %) have a source that also has other targets" in finding.message
+    assert "join both (`data.source: [lemma, features]`)" in finding.advice
     finding = only(checks.check_targets(split([*CLEAN, *lemmas[:80]])), "several_targets")
     assert finding.level == "note"
     assert list(checks.check_targets(split([*CLEAN, *CLEAN, *lemmas[:40]]))) == []
@@ -222,7 +222,7 @@ def test_a_side_without_sentences_and_names_of_columns_that_are_read_as_a_pair_a
     for texts, kind in ((NUMBERS, "numbers"), (["네."] * len(CLEAN), "one value")):
         finding = only(checks.check_sides(split(list(zip(texts, SENTENCES, strict=True)))), "sides")
         assert (finding.level, finding.where) == ("warning", "data.source")
-        assert f"The sources are no sentences, but {kind}, such as" in finding.message
+        assert f"The sources are {kind}, not sentences, such as" in finding.message
         finding = only(checks.check_sides(split(list(zip(SENTENCES, texts, strict=True)))), "sides")
         assert finding.where == "data.target"
     finding = only(checks.check_sides(split([("질문", "답변"), *CLEAN])), "sides")

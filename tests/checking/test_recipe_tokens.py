@@ -119,7 +119,7 @@ def test_unknown_words_are_named_for_each_side_and_an_error_where_they_are_most(
 def test_a_vocabulary_too_large_for_the_data_is_a_warning_with_its_rare_types(joint, words):
     (finding,) = checks.check_vocabulary_use(rows_of(joint, PAIRS[:20]), joint, "tokenizer.vocab_size")
     assert finding.level == "warning"
-    assert "would do" in finding.advice
+    assert "would be enough" in finding.advice
     findings = list(checks.check_vocabulary_use(rows_of(words), words, "tokenizer.vocab_size"))
     assert [finding.message.split(" vocabulary")[0].split()[-1] for finding in findings] == ["source", "target"]
     tokenizers = given()
@@ -174,7 +174,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
     (
         *((1,), {}),  # an update larger than the data
         [("warning", f"optimization.{key}") for key in ("tokens_per_update", "max_updates")],
-        ["always sees the same"],
+        ["all updates are alike"],
     ),
     (PLAN, {"validation.patience": 9}, [], []),
     (PLAN, {"validation.patience": 10}, [("warning", "validation.patience")], []),

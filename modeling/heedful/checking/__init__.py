@@ -1,1 +1,1 @@
-"""A recipe checked before training: its pairs, tokens, number of updates, memory and time."""
+"""Checks on a recipe before training: pairs, tokens, number of updates, memory and time."""

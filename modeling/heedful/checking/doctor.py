@@ -1,4 +1,4 @@
-"""What would ruin a training run, found before it starts by the steps of training themselves."""
+"""Faults that would ruin a training run, found before it starts by training's own steps."""
 
 import re
 from collections import Counter
@@ -37,28 +37,28 @@ from heedful.training.start_checks import check_installed, faults, tokenizer_key
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
-# Keys whose check has another name than the step that refuses them.
+# Keys whose check's name differs from the name of the step that refuses them.
 CHECKS = {"data.max_source_tokens": "lengths", "optimization.distillation": "distillation"}
 
 
 @dataclass
 class Diagnosis:
-    """The findings in a recipe, the worst first."""
+    """A recipe's findings, the worst first."""
 
     findings: list[RecipeFinding]
     looked_at: int  # training pairs
-    total: int | None  # training pairs in all; None for a stream with more
+    total: int | None  # all training pairs; None for a stream with more
 
     def __post_init__(self) -> None:
         self.findings = sorted(self.findings, key=lambda finding: LEVELS.index(finding.level))
 
     @property
     def has_errors(self) -> bool:
-        """Whether the run would be ruined."""
+        """Whether a finding would ruin the run."""
         return any(finding.level == "error" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return all fields as plain data."""
         names = ("check", "where", "message", "advice", "examples")
         findings = [{"severity": f.level, **{name: getattr(f, name) for name in names}} for f in self.findings]
         return {**vars(self), "findings": findings, "has_errors": self.has_errors}
@@ -73,7 +73,7 @@ class Diagnosis:
         found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
         scope = "all" if self.looked_at == self.total else "only the first" if self.total is None else "a sample of"
         of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
-        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were looked at"])
+        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were checked"])
 
 
 class RefusalError(Exception):
@@ -82,30 +82,30 @@ class RefusalError(Exception):
 
 @contextmanager
 def refusal(check: str, where: str, level: Level = "error", advice: str = "") -> Iterator[None]:
-    """Turn the `ValueError` of a step into a `RefusalError`; a key in its message replaces `where`."""
+    """Turn a step's `ValueError` into a `RefusalError`; a key in its message replaces `where`."""
     try:
         yield
     except ValueError as error:
         key = named[1] if (named := KEY.search(str(error))) else where
         message, *rest = str(error).splitlines()
-        advice = f"{advice} Nothing behind it could be checked.".lstrip()
+        advice = f"{advice} Later steps could not be checked.".lstrip()
         finding = RecipeFinding(CHECKS.get(key, check), level, message, key, advice, tuple(rest))
         raise RefusalError(finding) from error
 
 
 def diagnose(recipe: Recipe, limit: int = 100_000) -> Diagnosis:
-    """Run every check on a recipe, with `limit` drawn training pairs."""
+    """Run all checks on a recipe, with `limit` drawn training pairs."""
     check_at_least(1, **{"--pairs": limit})
     splits, findings = read_splits(recipe.data, limit), list[RecipeFinding]()
     try:
-        findings.extend(_Examination(recipe, splits).found())  # keeps those before an error
+        findings.extend(_Examination(recipe, splits).found())  # keeps findings before an error
     except RefusalError as refused:
         findings.append(refused.args[0])
     return Diagnosis(findings, len(splits.train), splits.total)
 
 
 def lines_of(data: DataRecipe, count: int) -> list[int]:
-    """Return the lines of the first `count` training pairs, if one table holds them all."""
+    """Return the first `count` training pairs' line numbers, if all pairs are in one table."""
     files = table_files(data.located.train) if len(data.parts) == 1 else []
     rows = table_rows(files[0], (data.source, data.target)) if len(files) == 1 else iter(())
     return [line for line, _ in islice(rows, count)]
@@ -113,21 +113,21 @@ def lines_of(data: DataRecipe, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Examination:
-    """The checks of a recipe and of the pairs that are looked at."""
+    """Checks of a recipe and of drawn pairs."""
 
     recipe: Recipe
     splits: Splits
 
     def found(self) -> Iterator[RecipeFinding]:
-        """Yield all findings, in the order of the steps of training."""
+        """Yield all findings, in the order of training's steps."""
         recipe, splits, card = self.recipe, self.splits, self.recipe.card
         try:
             check_output_folder(recipe)
         except ValueError as error:
             yield RecipeFinding("output", "warning", str(error), "output")
         if card.license is None and "builtin:" not in recipe.data.train:
-            message = "The model card will say that the license is unknown, and without one the model may not be used."
-            advice = "Name it as the Hub does, such as apache-2.0."
+            message = "The model card will name no license, and without a license nobody may use the model."
+            advice = "Give the Hub's name for it, such as apache-2.0."
             yield RecipeFinding("card", "note", message, "card.license", advice)
         for key, part in recipe.data.parts.items():
             for said in layouts_of(table_files(part.train)):
@@ -158,15 +158,15 @@ class _Examination:
         languages = card.source_language or recipe.data.source, card.target_language or recipe.data.target
         yield from texts.check_scripts(pairs, held_out, languages) if pairs else ()
         if UNDETERMINED in language_codes(card, recipe.data, kept.validation):
-            message = "Neither names nor texts say both languages: the model will count as one from text to text."
+            message = "Neither names nor texts show both languages: the model will not count as a translation model."
             yield RecipeFinding("card", "note", message, "card.source_language", "If it translates, name both.")
         with refusal("installed", "decoding.bleu_tokenizer"):
             check_installed(recipe.optimization, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
-        learned = train.without([0]) if recipe.data.denoise else train  # the pairs are the tokenizer's alone
+        learned = train.without([0]) if recipe.data.denoise else train  # only the tokenizer uses these pairs
         yield from self._of_tokens(kept, [learned, *held_out])
 
     def _of_tokens(self, kept: Splits, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-        """Check tokens, model and run. The first of `pairs` are those of training."""
+        """Check tokens, model and run. `pairs` begin with the training pairs."""
         recipe, splits = self.recipe, self.splits
         key, looked_at = tokenizer_key(recipe.tokenizer, recipe.model), len(splits.train)
         is_whole = looked_at == splits.total
@@ -179,7 +179,7 @@ class _Examination:
             tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
         wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
         if given is None and wanted is not None and size < wanted:
-            message = f"The pairs that were looked at allow {size:,} tokens, "
+            message = f"The checked pairs allow {size:,} tokens, "
             message += f"to which the {wanted:,} wanted are lowered."
             level: Level = "warning" if is_whole else "note"
             yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
@@ -189,11 +189,11 @@ class _Examination:
         yield from tokens.check_normalization(pairs[0], tokenizers, key)
         for split in pairs:
             yield from tokens.check_unknown_tokens(split, tokenizers, key)
-        with refusal("model", model_key, advice="Give the model the tokenizer it was made with."):
+        with refusal("model", model_key, advice="Give the model its own tokenizer."):
             check_model(recipe, tokenizers)
-        with refusal("tokenizer", key, advice="Take a tokenizer of these languages, or let one be trained."):
+        with refusal("tokenizer", key, advice="Choose a tokenizer for these languages, or let training make one."):
             corpus = encode(recipe.data, recipe.batching, kept, tokenizers, recipe.optimization.distillation)
-        assert isinstance(corpus.training, StoredRows)  # of a stream the beginning was read
+        assert isinstance(corpus.training, StoredRows)  # a stream's beginning was stored
         yield from tokens.check_vocabulary_use(corpus.training.rows, tokenizers, key, None if is_whole else looked_at)
         with refusal("model", model_key), torch.device("meta") if model_key == "model" else nullcontext():
             model = make_model(recipe.model, tokenizers)  # fresh weights take no memory
@@ -202,12 +202,12 @@ class _Examination:
         findings += self._of_rows(corpus, model.config, pairs)
         yield from findings
         if all(finding.level != "error" or finding.check == "decoding_lengths" for finding in findings):
-            # With an error the model cannot run. Pairs that were not read count as the others.
+            # With an error the model cannot run. Pairs that were not loaded count like the others.
             share = None if splits.total is None else splits.total / looked_at
             yield from self._of_run(corpus, model.config, share)
 
     def _of_rows(self, corpus: Corpus, config: Any, pairs: list[Pairs]) -> Iterator[RecipeFinding]:
-        """Report the faults that training finds at its start, with example pairs."""
+        """Report the faults that training finds at its start, with examples."""
         splits = dict(zip(("data.train", "data.validation", *corpus.tests), pairs, strict=True))
         encoded = {**corpus.tests}
         if isinstance(corpus.training, StoredRows):
@@ -222,7 +222,7 @@ class _Examination:
             yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
 
     def _of_run(self, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:
-        """Check speed and length of a run whose data are `share` times the corpus."""
+        """Check the run's speed and length; its data are `share` times the corpus."""
         recipe, settings = self.recipe, self.recipe.optimization
         yield from check_speed(settings, recipe.model.attn_implementation, config)
         plan, seconds = plan_batches(corpus, settings.micro_batch_tokens), None
@@ -232,7 +232,7 @@ class _Examination:
                 rehearsal = Rehearsal(make_accelerator(settings), model, settings)
                 seconds = rehearsal.speed(plan.first[:TIMED]).seconds(plan.padded_tokens)
             except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine
-                message = f"How far the run comes in its time could not be measured here: {first_line(error)}"
+                message = f"The number of updates in `max_minutes` could not be measured here: {first_line(error)}"
                 yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
         per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
         measured = config.d_model, per_epoch, seconds
@@ -240,7 +240,7 @@ class _Examination:
 
 
 def check_speed(settings: OptimizationRecipe, kernel: str | None, config: Any) -> Iterator[RecipeFinding]:
-    """Find what is slow here. The figures are those of an H200 at base size (docs/benchmarks.md)."""
+    """Find slow settings. The figures are for an H200 at base size (docs/benchmarks.md)."""
     on_cpu = not torch.cuda.is_available() or runs_on_cpu(settings.device)
     if on_cpu and settings.mixed_precision == "bf16" and not processor_heed.has_bfloat16():
         message = "This processor has no instructions for bf16: training here computes in float32."
@@ -249,12 +249,12 @@ def check_speed(settings: OptimizationRecipe, kernel: str | None, config: Any) -
         return
     reason = why_padded(config, kernel or "sdpa")
     if kernel == "eager":
-        message = "On a GPU `eager` attention takes a quarter more time for an update than `sdpa`, and more memory."
+        message = "On a GPU `eager` attention makes an update a quarter slower than `sdpa`, and takes more memory."
         yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
     elif reason is not None and settings.mixed_precision == "bf16":
         message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."
         yield RecipeFinding("speed", "note", message, "model.options")
     if settings.mixed_precision == "no":
-        message = "On a GPU products in float32 take four times as long as in bf16."
-        advice = "Set it to bf16, or to tf32, whose products keep three digits and all else float32."
+        message = "On a GPU float32 products take four times as long as bf16 products."
+        advice = "Set it to bf16; or to tf32: products then keep three digits, all else stays float32."
         yield RecipeFinding("speed", "warning", message, "optimization.mixed_precision", advice)

@@ -1,4 +1,4 @@
-"""What a recipe would do: sizes, batches, memory and time, measured on a few updates."""
+"""Dry run of a recipe: sizes, batches, memory and time, measured on a few updates."""
 
 import gc
 import time
@@ -34,46 +34,46 @@ from heedful.training.start_checks import check_installed, check_start, faults
 from heedful.training.updates.model_size import memory_of_machine
 from heedful.training.updates.schedule import learning_rate
 
-LOOKED_AT_UPDATES = 500  # of the first epoch, for padding and the largest micro-batch
-STREAMED_UPDATES = 20  # of a stream, whose epoch is not read to its end
+LOOKED_AT_UPDATES = 500  # in the first epoch, for padding and the largest micro-batch
+STREAMED_UPDATES = 20  # in a stream, whose epoch is not run to its end
 TIMED_UPDATES = 12
 TIMED_SECONDS = 20.0  # after which no further update is timed
 PROBE_TOKENS = 512
-SLOW_SECONDS = 60.0  # a slower micro-batch is not run: the speed of the probe counts
+SLOW_SECONDS = 60.0  # slower micro-batches do not run: the probe's speed counts
 SHOWN_ROWS = 3
 SHOWN_TEXT = 200
 
-Parts = list[list[list[Row]]]  # for every rank, the rows of its micro-batches
+Parts = list[list[list[Row]]]  # for each rank, the rows in its micro-batches
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of updates on the busiest rank."""
+    """Seconds per update on the busiest rank."""
 
-    of_token: float  # seconds of both passes for each padded token
-    of_step: float  # seconds of the optimizer
+    of_token: float  # seconds for both passes, per padded token
+    of_step: float  # seconds for the optimizer
 
     def seconds(self, tokens: float) -> float:
-        """Return the seconds of an update of `tokens` padded tokens."""
+        """Return the seconds for an update with `tokens` padded tokens."""
         return self.of_token * tokens + self.of_step
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batches of a run, by its first epoch."""
+    """A run's batches, as in its first epoch."""
 
     updates_per_epoch: int | None  # None for a stream
-    padding: float  # share of padding in their micro-batches
-    padded_tokens: float  # mean of an update on the busiest rank
-    target_tokens: float  # mean of an update, on all ranks together
-    micro_batches: int  # most of one update on one rank
+    padding: float  # share of padding in the micro-batches
+    padded_tokens: float  # mean per update, on the busiest rank
+    target_tokens: float  # mean per update, on all ranks together
+    micro_batches: int  # most per update, on one rank
     costliest: list[list[Row]]  # micro-batches that may need the most memory
     first: list[Parts]  # the first updates, divided among the ranks
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What `heedful train --dry-run` prints."""
+    """The output of `heedful train --dry-run`."""
 
     recipe: Recipe
     corpus: Corpus
@@ -81,7 +81,7 @@ class DryRun:
     seconds_per_update: float
     end: RunEnd | None
     parameters: dict[str, int]
-    matrices: dict[str, dict[str, int]]  # of encoder and decoder, if it is a Transformer
+    matrices: dict[str, dict[str, int]]  # encoder's and decoder's, in Transformers
     memory: dict[str, int]  # bytes
     accelerator: Accelerator
     d_model: int
@@ -93,7 +93,7 @@ class DryRun:
             "data": self._data_lines(),
             "first micro-batch": self._first_lines(),
             "learning rate": self._rate_lines(),
-            "memory, estimated, of each process": self._memory_lines(),
+            "memory, estimated, for each process": self._memory_lines(),
             "time, estimated": self._time_lines(),
         }
         parts = ("\n".join((f"--- {title}", *lines)) for title, lines in sections.items())
@@ -150,21 +150,21 @@ class DryRun:
         sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
         yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
         if available is not None and together > available:
-            yield "More than there is: set `optimization.token_budget` lower."
-        yield "Validation may add to it."
+            yield "Too much for this machine: set `optimization.token_budget` lower."
+        yield "Validation may need more."
         if "freed, but kept by the allocator" in self.memory:
-            yield "Long runs on the CPU were seen to take up to five times as much, above all in bf16."
+            yield "Some long runs on the CPU took up to five times as much, above all in bf16."
 
     def _time_lines(self) -> Iterator[str]:
         hardware = hardware_in_words(self.accelerator)
-        yield f"{self.seconds_per_update:.3g} s an update on {hardware}, measured on a few updates"
+        yield f"{self.seconds_per_update:.3g} s per update on {hardware}, measured on a few updates"
         if self.end is not None:
             estimated = duration(self.seconds_per_update * self.end.updates)
-            yield f"{estimated} of training, validation, saving and tests not counted"
+            yield f"{estimated} of training, without validation, saving and tests"
 
 
 def dry_run(recipe: Recipe) -> DryRun:
-    """Prepare a run and measure a few of its updates. With several processes, each calls this."""
+    """Prepare a run and measure a few updates. With several processes, all must call it."""
     settings = recipe.optimization
     check_installed(settings, recipe.decoding.bleu_tokenizer, recipe.logging.trackers)
     try:
@@ -186,12 +186,12 @@ def dry_run(recipe: Recipe) -> DryRun:
         speed = rehearsal.speed(batches.first)
         activations = max(rehearsal.activation_memory(rows, speed.of_token) for rows in batches.costliest)
     except torch.OutOfMemoryError as error:
-        what = f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory beside "
+        what = f"A micro-batch of {settings.micro_batch_tokens:,} padded tokens does not fit in memory with "
         what += f"{sum(memory.values()) / MIB:,.0f} MiB for weights and optimizer"
         raise MemoryError(f"{what}: set `optimization.token_budget` lower.") from error
     memory["activations of the largest micro-batch"] = activations
     if accelerator.device.type == "cpu":
-        # Freed memory stays with the process in pieces that fit no later tensor.
+        # The process keeps freed memory in pieces that fit no later tensor.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed.seconds(batches.padded_tokens)
     end = run_end(settings, batches.updates_per_epoch, seconds)
@@ -199,8 +199,8 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Describe the updates and micro-batches of `token_budget` padded tokens at the start of the first epoch."""
-    most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # of each cost
+    """Describe the first epoch's first updates and their micro-batches of `token_budget` padded tokens."""
+    most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # by each cost
     first, sums, micro_batches = list[Parts](), Counter[str](), 0
     updates, is_stream = corpus.training.updates(0), isinstance(corpus.training, StreamedRows)
     for update in islice(updates, STREAMED_UPDATES if is_stream else LOOKED_AT_UPDATES):
@@ -225,7 +225,7 @@ def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> Batc
 
 
 def _costs(rows: list[Row]) -> tuple[int, int, int]:
-    """Return what the memory of a micro-batch grows with: padded tokens, logits and attention scores."""
+    """Return a micro-batch's costs in memory: the numbers of padded tokens, logits and attention scores."""
     source, target = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
     attention = source * source + source * target + target * target
     return len(rows) * (source + target), len(rows) * target, len(rows) * attention
@@ -244,7 +244,7 @@ def _target_tokens(parts: Parts) -> int:
 
 
 class Rehearsal:
-    """A run that takes real steps at a learning rate of 0, to be measured."""
+    """Real steps at learning rate 0, to measure a run."""
 
     def __init__(self, accelerator: Accelerator, model: TrainableModel, settings: OptimizationRecipe):
         self.accelerator, self.settings = accelerator, settings
@@ -252,7 +252,7 @@ class Rehearsal:
         self.engine.model.train()
 
     def take_update(self, parts: Parts) -> tuple[float, float]:
-        """Take an update, and return the mean seconds of passes and step over the ranks."""
+        """Take an update, and return the ranks' mean seconds for passes and step."""
         begun = self._now()
         self._accumulate(parts)
         passed = self._now()
@@ -282,7 +282,7 @@ class Rehearsal:
         passes, step = self.take_update(self._on_all_ranks(probe))
         if passes / _padded_tokens(probe) * _padded_tokens(largest) > SLOW_SECONDS:
             return Speed(passes / _padded_tokens(probe), step)
-        self.take_update(self._on_all_ranks(largest))  # warms up the allocator and caches by shape
+        self.take_update(self._on_all_ranks(largest))  # warms up the allocator, and caches for this shape
         times: list[tuple[float, float]] = []
         for parts in updates:
             if sum(map(sum, times)) <= TIMED_SECONDS:
@@ -291,7 +291,7 @@ class Rehearsal:
         return Speed(passes / sum(map(_busiest, updates[: len(times)])), step / len(times))
 
     def activation_memory(self, rows: list[Row], of_token: float) -> int:
-        """Measure the peak bytes of a micro-batch besides weights and moments; for a slow one by a part of it."""
+        """Measure a micro-batch's peak bytes apart from weights and moments; a slow one is measured on a part."""
         part = rows[: max(1, len(rows) // 16)] if of_token * _padded_tokens(rows) > SLOW_SECONDS else rows
         self._accumulate(self._on_all_ranks(rows[:1]), all_reduce=False)  # gradients exist from here on
         gc.collect()

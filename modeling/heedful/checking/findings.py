@@ -1,4 +1,4 @@
-"""Findings of the checks of recipes and models."""
+"""Findings from checks on recipes and models."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -8,10 +8,10 @@ from typing import Any, Literal, ParamSpec, Self
 from heedful.files import first_line
 
 Settings = ParamSpec("Settings")
-# The worst figure of a check of a model, the largest that passes, and what was compared.
+# A model check's worst figure, the largest figure that passes, and a description of the comparison.
 Measured = tuple[float, float, str]
 Level = Literal["error", "warning", "note"]
-EXAMPLES = 3  # shown for each finding
+EXAMPLES = 3  # per finding
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ModelFinding:
     check: str
     level: Literal["pass", "FAIL", "skipped"]
     message: str  # a sentence with its numbers
-    figure: float | None = None  # the worst case measured: a relative difference or a number of faults
+    figure: float | None = None  # the worst measured case: a relative difference or a number of faults
     limit: float | None = None  # the largest figure that passes
 
     @property
@@ -49,11 +49,11 @@ class ModelFinding:
 
 
 class SkippedError(Exception):
-    """A check cannot run here; the text says why."""
+    """A check cannot run here; the text gives the reason."""
 
 
 def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settings, ModelFinding]]:
-    """Make a measuring function a check, which fails above its limit and at any error."""
+    """Turn a measuring function into a check, which fails above its limit and at any error."""
 
     def decorate(measure: Callable[Settings, Measured]) -> Callable[Settings, ModelFinding]:
         @functools.wraps(measure)
@@ -62,7 +62,7 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
                 figure, limit, message = measure(*args, **kwargs)
             except SkippedError as reason:
                 return ModelFinding(name, "skipped", str(reason))
-            # Models of others may raise anything, which is then the finding.
+            # Foreign models may raise any error, which is then the finding.
             except Exception as error:
                 return ModelFinding(name, "FAIL", first_line(error))
             # Not `figure > limit`: NaN fails.
@@ -75,18 +75,18 @@ def check(name: str) -> Callable[[Callable[Settings, Measured]], Callable[Settin
 
 @dataclass(frozen=True)
 class RowCheck:
-    """A check that finds rows, with its message and the shares of all rows at which it becomes grave."""
+    """A check that finds rows, with its message and the shares of rows at which it becomes grave."""
 
     name: str
     message: str  # with `{count}`, `{total}`, `{share}`, `{split}`, and fields of the caller
     advice: str = ""
-    warning: float = 0.0  # fewer are a note
+    warning: float = 0.0  # below it: a note
     error: float | None = None
 
     def findings(
         self, pairs: Any, found: Sequence[int], where: str, can_be_error: bool = True, **fields: Any
     ) -> Iterator[RecipeFinding]:
-        """Yield the finding about the rows `found`, if any. `fields` may give another share."""
+        """Yield the finding for the rows `found`, if any. `fields` may override the share."""
         share = fields.pop("share", len(found) / max(1, len(pairs)))
         fields |= {"count": f"{len(found):,}", "total": f"{len(pairs):,}", "share": percent(share)}
         level = graded(share, self.warning, self.error if can_be_error else None)

@@ -1,4 +1,4 @@
-"""Memory of a model, a computation and a process."""
+"""Memory for models, computations and processes."""
 
 import sys
 import weakref
@@ -16,7 +16,7 @@ MIB = 2**20  # bytes
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of tensors made while it is entered: `now` and their `peak`."""
+    """Counts the bytes of tensors made inside the context: `now` and their `peak`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class HeldBytes(TorchDispatchMode):
         self._held: set[int] = set()
 
     def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count new storages among its results; views and changes in place add none."""
+        """Run an operator and count new storages in its results; views and changes in place add none."""
         result = function(*args, **(kwargs or {}))
         given = {storage.data_ptr() for storage in _storages((args, kwargs))}
         for storage in _storages(result):
@@ -49,7 +49,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 
 def count_parameters(model: Seq2SeqModel) -> dict[str, int]:
-    """Count the parameters of embeddings and output layer, encoder, decoder and the rest; tied ones once."""
+    """Count the parameters in embeddings and output layer, encoder, decoder and the rest; tied ones once."""
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     parts = {"embeddings": [*tables, model.get_output_embeddings()]}
     parts |= {"encoder": [model.get_encoder()], "decoder": [model.get_decoder()], "other": [model]}
@@ -68,7 +68,7 @@ MATRICES = {
 
 
 def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
-    """Count a Transformer's parameters of encoder and decoder by the matrices of section 3, biases included."""
+    """Count parameters in a Transformer's encoder and decoder by the matrices in section 3, biases included."""
     tables = {module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     counts: dict[str, dict[str, int]] = {}
     for part, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder())):
@@ -81,9 +81,9 @@ def count_matrices(model: Seq2SeqModel) -> dict[str, dict[str, int]]:
 
 
 def state_memory(parameters: int, processes: int, kind: DistributedType) -> dict[str, int]:
-    """Return the bytes that a process holds all the time, in float32."""
-    sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # of a parameter; Muon needs less
-    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # copies in buckets of DDP
+    """Return the bytes that a process always holds, in float32."""
+    sizes = {"weights": 4, "gradients": 4, "the optimizer's state": 8}  # per parameter; Muon needs less
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):  # copies in DDP's buckets
         sizes["gradients in exchange"] = 4
     shares = processes if kind == DistributedType.FSDP else 1
     return {name: parameters * size // shares for name, size in sizes.items()}

@@ -1,4 +1,4 @@
-"""Checks of the texts of a corpus before tokenization."""
+"""Checks on a corpus's texts before tokenization."""
 
 import re
 import unicodedata
@@ -20,20 +20,20 @@ NO_RULES = CleaningRules(drop_overlap=False)
 # A ratio this many times the usual one is an outlier, unless the corpus has a wide spread.
 OUTLIER_FACTOR = 3.0
 OUTLIER_SPREADS = 6.0
-SHORT_TEXT = 8  # characters added to both sides: ratios of short texts say little
+SHORT_TEXT = 8  # characters added to both sides: short texts have unreliable ratios
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The texts of a split, or of its beginning."""
+    """A split's texts, or its first texts."""
 
-    name: str  # train, validation, or that of a test set
-    key: str  # of the recipe
+    name: str  # train, validation, or a test set's name
+    key: str  # the recipe's
     sources: list[str]
     targets: list[str]
-    rows: list[int]  # the number of each pair in the split, from 1
-    parts: list[int]  # the part of the training data of each pair, from 0
-    lines: Sequence[int] = ()  # of each row in the only table of the split
+    rows: list[int]  # each pair's number in the split, from 1
+    parts: list[int]  # each pair's part of the training data, from 0
+    lines: Sequence[int] = ()  # each row's line in the split's only table
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -44,30 +44,30 @@ class Pairs:
 
     @classmethod
     def of(cls, name: str, key: str, pairs: Any, lines: Sequence[int] = ()) -> "Pairs":
-        """Take all pairs of a split in memory."""
+        """Copy all pairs from a split in memory."""
         columns: Any = pairs[:]
         rows, parts = columns.get("row", range(1, len(pairs) + 1)), columns.get("part", [0] * len(pairs))
         return cls(name, key, columns["source"], columns["target"], [*rows], parts, lines)
 
     def chosen(self, numbers: Sequence[int]) -> "Pairs":
-        """Return some pairs, counted from 0; `rows` stay those of the split."""
+        """Return the pairs with these numbers, from 0; `rows` stay the split's."""
         names = ("sources", "targets", "rows", "parts")
         columns: Any = {name: [getattr(self, name)[number] for number in numbers] for name in names}
         return replace(self, **columns)
 
     def without(self, parts: Collection[int]) -> "Pairs":
-        """Leave out the pairs of some parts."""
+        """Leave out the pairs from these parts."""
         return self.chosen([number for number, part in enumerate(self.parts) if part not in parts]) if parts else self
 
     def examples(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Show the first few of some pairs, counted from 0."""
+        """Show the first few pairs with these numbers, from 0."""
         few = self.chosen([*islice(numbers, EXAMPLES)])
         places = [f"line {self.lines[row - 1]}" if self.lines else f"row {row}" for row in few.rows]
         shown = zip(places, map(shortened, few.sources), map(shortened, few.targets), strict=True)
         return tuple(f"{self.name} {place}: {source} → {target}" for place, source, target in shown)
 
     def dropped_for(self, reason: str, rules: CleaningRules, held_out: Iterable[Mapping[str, str]] = ()) -> list[int]:
-        """Return the pairs, counted from 0, that rules drop for a reason."""
+        """Return the numbers, from 0, of the pairs that the rules drop for this reason."""
         judge, seen = Judge(rules, held_out), set[bytes]()
         pairs = zip(self.sources, self.targets, self.parts, strict=True)
         reasons = (judge.reason_to_drop(source.strip(), target.strip(), part, seen) for source, target, part in pairs)
@@ -75,7 +75,7 @@ class Pairs:
 
 
 def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
-    """Report the training pairs that the rules of the recipe drop."""
+    """Report the training pairs that the recipe's rules drop."""
     if not (count := kept.report.dropped.total()):
         return
     left = {*kept.train["row"][:], *(kept.validation["row"][:] if kept.is_held_out else ())}
@@ -83,15 +83,15 @@ def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
     why = ", ".join(f"{reason} {count:,}" for reason, count in kept.report.dropped.items() if count)
     message = f"The rules drop {count:,} of {len(train):,} training pairs ({percent(share)}): {why}. "
     message += f"{len(left):,} are left."
-    advice = "Look whether these pairs deserve it." if share >= 0.3 else ""
-    # Pairs that share a text with held-out ones are left out by no rule.
+    advice = "Check that these pairs should be dropped." if share >= 0.3 else ""
+    # No rule drops pairs that share a text with held-out pairs.
     examples = train.examples(dropped) if len(dropped) == count else ()
     yield RecipeFinding("cleaning", graded(share, 0.3), message, "data.cleaning", advice, examples)
 
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
-KEEP_IDENTICAL = "{advice} Keep them where a text may be right as it is, as in spelling."
-# By the cleaning rule that drops them; pairs with an empty side are always dropped.
+KEEP_IDENTICAL = "{advice} Keep them if source and target may be equal, as in spelling."
+# Keyed by the cleaning rule that drops them; pairs with an empty side are always dropped.
 POINTLESS_PAIRS = {
     "": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
     "drop_identical": RowCheck("identical", PAIRS_THAT + "have one text on both sides.", KEEP_IDENTICAL, 0.05, 0.95),
@@ -111,12 +111,12 @@ def check_pointless_pairs(pairs: Pairs, rules: CleaningRules | None) -> Iterator
 
 
 def check_targets(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find sources with several targets."""
+    """Find sources with more than one target."""
     different = {(pair["source"].strip(), pair["target"].strip()) for pair in pairs}
     targets = Counter(source for source, _ in different)
     found = [number for number, source in enumerate(pairs.sources) if targets[source.strip()] > 1]
-    message = PAIRS_THAT + "have a source that comes with other targets too: which is meant, it does not say."
-    advice = "If another column says it, `data.source: [lemma, features]` joins both; or drop all but one."
+    message = PAIRS_THAT + "have a source that also has other targets: the source does not decide which is meant."
+    advice = "If another column decides it, join both (`data.source: [lemma, features]`); or drop all targets but one."
     check = RowCheck("several_targets", message, advice, 0.3)
     yield from check.findings(pairs, found if len(found) > 0.1 * len(pairs) else (), "data.source")
 
@@ -133,18 +133,18 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
             continue
         same = sum((pair["source"].strip(), pair["target"].strip()) in known for pair in split)
         dropped = len(train.dropped_for("overlap", CleaningRules(), split))
-        message = "{count} of {total} {split} sources ({share}) are training sources too, {same:,} of them with the "
-        message += "same target: scores on them measure what was learnt by heart."
+        message = "{count} of {total} {split} sources ({share}) are also training sources, {same:,} with the "
+        message += "same target: scores on them measure memorization."
         lost = f"{dropped:,} training pairs ({percent(dropped / len(train))})"
         check = RowCheck("overlap", message, f"`data.cleaning.drop_overlap: true` drops {lost}.", 0.001, 0.1)
         yield from check.findings(split, seen, split.key, split.key.startswith("data.test"), same=same)
 
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find pairs with one side far too long: shifted rows, or half translations."""
+    """Find pairs with one side much too long: shifted rows, or half translations."""
     if len(pairs) < 20:
         return
-    # Medians, because a few wrong pairs do not move them.
+    # Medians: a few wrong pairs do not move them.
     sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
     ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
     distances = np.abs(ratios - (usual := np.median(ratios)))
@@ -152,14 +152,14 @@ def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
     worst_first = np.argsort(-distances, kind="stable")
     found = worst_first[distances[worst_first] > limit].tolist()
-    message = PAIRS_THAT + "have a target more than {limit:.1f} times as long, or as short, for its source as usual "
-    message += "(here {usual:.2f} characters for one of the source)."
-    advice = "Look whether rows have slipped; `data.cleaning.max_ratio` drops such pairs."
+    message = PAIRS_THAT + "have a target more than {limit:.1f} times longer or shorter than usual for its source "
+    message += "(usual here: {usual:.2f} target characters per source character)."
+    advice = "Check for shifted rows. `data.cleaning.max_ratio` drops such pairs."
     check = RowCheck("length_ratio", message, advice, 0.01)
     yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
 
 
-# Names of columns, besides languages.
+# Column names, apart from languages.
 NAMES = {
     "source": "source src input question query prompt command 원문 질문 문의 입력",
     "target": "target tgt trg output answer response reply summary action translation 번역 번역문 답변 응답 요약 ipa",
@@ -173,11 +173,11 @@ KINDS: dict[str, Callable[[str], object]] = {
     "ids": re.compile(r"[!-~]*\d[!-~]*|https?://\S+|\S+@\S+").fullmatch,
     "licenses": re.compile(r"CC[ -](BY|0)", re.IGNORECASE).match,
 }
-FEW = 0.02  # share of different texts below which short ones are labels
+FEW = 0.02  # below this share of different texts, short texts are labels
 
 
 def kind_of(texts: Sequence[object]) -> str | None:
-    """Return the kind of cells that are no sentences, such as numbers, or `None` for sentences."""
+    """Return the kind of cells, such as numbers, or `None` for sentences."""
     filled = [text.strip() for text in texts if isinstance(text, str) and text.strip()]
     if 2 * len(filled) <= len(texts):
         return "no texts"
@@ -199,13 +199,13 @@ def _are_tags(texts: Sequence[str]) -> bool:
 
 
 def roles_of(name: str) -> set[str]:
-    """Return the roles that a column's name says: source, target, text, other, language."""
+    """Return the roles in a column's name: source, target, text, other, language."""
     words = re.findall(r"[^\W\d_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
     if len(words) > 3 or (len(words) > 1 and re.search("[.?!,]$", name.strip())):
         return set()
     roles = set[str]()
     for word in words:
-        # A Korean compound has its head at the end.
+        # A Korean compound's head is its last part.
         ends = {word, word.removesuffix("s")} if word.isascii() else {word[begin:] for begin in range(len(word))}
         roles |= {role for role, names in NAMES.items() if ends & {*names.split()}}
     is_language = language_named(name) or any(re.fullmatch("[가-힣]{1,5}어", word) for word in words)
@@ -213,27 +213,27 @@ def roles_of(name: str) -> set[str]:
 
 
 def check_sides(pairs: Pairs) -> Iterator[RecipeFinding]:
-    """Find sides that are no sentences, and names of columns in place of the first pair."""
+    """Find sides that are no sentences, and column names in place of the first pair."""
     for side, texts in (("source", pairs.sources), ("target", pairs.targets)):
         kind = kind_of(texts)
         if kind in ("numbers", "dates", "ids", "one value"):
-            message = f"The {side}s are no sentences, but {kind}, such as {shortened(texts[0])}."
-            yield RecipeFinding("sides", "warning", message, f"data.{side}", "Look whether it is the column.")
+            message = f"The {side}s are {kind}, not sentences, such as {shortened(texts[0])}."
+            yield RecipeFinding("sides", "warning", message, f"data.{side}", "Check the chosen column.")
     if len(pairs) > 1 and roles_of(pairs.sources[0]) and roles_of(pairs.targets[0]):
-        message = "The first pair seems to be the names of columns."
-        advice = "Give `data.source` and `data.target` these names in place of numbers."
+        message = "The first pair seems to be column names."
+        advice = "Set `data.source` and `data.target` to these names instead of numbers."
         yield RecipeFinding("sides", "warning", message, "data.source", advice, pairs.examples([0]))
 
 
-# Two to four bytes of UTF-8, lead byte and continuations, read as Windows-1252 or Latin-1.
+# Two to four bytes of UTF-8, lead byte and continuations, decoded as Windows-1252 or Latin-1.
 MOJIBAKE = re.compile(r"[Â-ô][\x80-¿ŒœŠšŸŽžƒˆ˜–-”†-…‰‹›€™•‘’‚“”„]+")
 
 
 def has_mojibake(text: str) -> bool:
-    """Return whether a part of the text becomes other letters when its bytes are read as UTF-8."""
+    """Return whether a part of the text becomes other letters when its bytes are decoded as UTF-8."""
     for run in MOJIBAKE.findall(text):
         if len(run) == 2 and run[0] not in "ÂÃ" and run[1] in "“”‘’‚„–—":
-            continue  # a capital before a closing quotation mark
+            continue  # a capital letter before a closing quotation mark
         for encoding in ("cp1252", "latin-1"):
             try:
                 repaired = run.encode(encoding).decode("utf-8")
@@ -255,24 +255,24 @@ IS_IN: dict[str, Callable[[str], object]] = {
         r"(?: [^<>]*=[^<>]*)? ?/?>",
         re.IGNORECASE,
     ).search,
-    # The reader composes Unicode, so these jamo have lost their syllable.
+    # Loading composes Unicode, so these jamo have lost their syllable.
     "decomposed": lambda text: re.search("[ᄀ-ᇿ]", text) or not unicodedata.is_normalized("NFC", text),
     "marks": re.compile(r'^".*(""|\\").*"$', re.DOTALL).search,
     "tabs": lambda text: re.search(r"[\t\n\r]", text.strip()),
 }
-# The defect, the advice, and the shares from which it is grave.
+# Defect, advice, and the shares at which it becomes grave.
 DEFECTS: dict[str, tuple[Any, ...]] = {
     "control_characters": ("control characters.", "Remove them: the model learns to write them.", 0.001),
-    "replacement_characters": ("U+FFFD for lost letters.", "Decode the files in their own encoding.", 0.001, 0.1),
-    "mojibake": ("UTF-8 that was read as Latin-1 or Windows-1252.", "Decode the files as UTF-8.", 0.001, 0.1),
-    "html": ("HTML entities or tags.", "Python's `html.unescape` makes text of entities; take tags out.", 0.01),
+    "replacement_characters": ("U+FFFD in place of letters.", "Decode the files with their encoding.", 0.001, 0.1),
+    "mojibake": ("UTF-8 that was decoded as Latin-1 or Windows-1252.", "Decode the files as UTF-8.", 0.001, 0.1),
+    "html": ("HTML entities or tags.", "Remove tags, and convert entities with Python's `html.unescape`.", 0.01),
     "decomposed": (
-        "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo of it.",
+        "text that is not in Unicode's form NFC (Korean then costs 3 to 6 times the tokens), or loose jamo.",
         "Normalize the files to NFC.",
         0.001,
     ),
     "marks": ("quotation marks around them, and doubled or escaped ones inside.", "Write the file as CSV.", 0.01),
-    "tabs": ("tabs or line breaks inside.", "Look whether columns or lines have run together.", 0.01),
+    "tabs": ("tabs or line breaks inside.", "Check whether columns or lines were joined.", 0.01),
 }
 
 
@@ -292,8 +292,8 @@ SWAPPED = ": source and target are swapped."
 
 
 def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: Sides) -> Iterator[RecipeFinding]:
-    """Find swapped languages, and targets in a wrong script. Unknown languages are not checked."""
-    train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # of one language
+    """Find swapped languages, and targets in the wrong script. Unknown languages are not checked."""
+    train = train.chosen([number for number, part in enumerate(train.parts) if part == 0])  # one language
     ours, *others = ((main_script(split.sources), main_script(split.targets)) for split in (train, *held_out))
     yield from _languages_against_scripts(ours, languages)
     for split, theirs in zip(held_out, others, strict=True):
@@ -302,7 +302,7 @@ def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: Sides) -> 
             message = f"The {split.name} pairs go from {theirs[0]} to {theirs[1]} script, the training pairs from "
             message += f"{ours[0]} to {ours[1]}{SWAPPED if level == 'error' else '.'}"
             examples = split.examples(range(len(split)))
-            yield RecipeFinding("scripts", level, message, split.key, "Swap them in one of the two.", examples)
+            yield RecipeFinding("scripts", level, message, split.key, "Swap the sides in one of them.", examples)
     ways = list(zip(map(script_of, train.sources), map(script_of, train.targets), strict=True))
     counts = Counter(way for way in ways if None not in way and way[0] != way[1])
     ((usual, _),) = counts.most_common(1) or [((None, None), 0)]
@@ -315,7 +315,7 @@ def check_scripts(train: Pairs, held_out: Sequence[Pairs], languages: Sides) -> 
         wrong = sorted({*lacking} - {*swapped})
         if len(wrong) >= WRONG_SCRIPT_SHARE * len(train):
             message = "{count} of {total} training {side} ({share}) are in another script than the others' {script}."
-            check = RowCheck("scripts", message, "Look whether they belong there.")
+            check = RowCheck("scripts", message, "Check whether they belong there.")
             yield from check.findings(train, wrong, train.key, side=side, script=script)
 
 
@@ -324,7 +324,7 @@ def _languages_against_scripts(scripts: Sides, languages: Sides) -> Iterator[Rec
     wrong = [None not in (found, wanted) and found != wanted for found, wanted in zip(scripts, expected, strict=True)]
     is_swapped = all(wrong) and expected == scripts[::-1]
     level: Level = "error" if is_swapped else "warning"
-    advice = "Swap `data.source` and `data.target`, or the files." if is_swapped else "Look whether it is the column."
+    advice = "Swap `data.source` and `data.target`, or the files." if is_swapped else "Check the chosen column."
     for side, script, language, is_wrong in zip(("source", "target"), scripts, languages, wrong, strict=True):
         if is_wrong:
             message = f"The {side} is called {language!r}, but its texts are in {script} script"

@@ -1,4 +1,4 @@
-"""Checks of the length of a run: updates, epochs and minutes."""
+"""Checks on run length: updates, epochs and minutes."""
 
 import math
 from collections.abc import Iterator
@@ -12,16 +12,16 @@ MANY_EPOCHS = 200
 
 
 class RunEnd(NamedTuple):
-    """The limit that ends a run first. As text: its key, and the source of the number."""
+    """The limit that ends a run first. As text: its key, and the number's source."""
 
     key: str
     updates: float
-    error: Level = "error"  # level of a finding that ruins the run
-    source: str = ""  # of the number, unless the recipe says it
+    error: Level = "error"  # level of findings that ruin the run
+    source: str = ""  # the number's, unless the recipe contains it
 
     @property
     def last(self) -> int:
-        """Number of the last update."""
+        """Last update's number."""
         return max(1, int(self.updates))
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class RunEnd(NamedTuple):
 
 
 def run_end(settings: OptimizationRecipe, per_epoch: float | None, seconds: float | None) -> RunEnd | None:
-    """Return the limit that ends a run first, by updates per epoch and seconds per update as far as known."""
+    """Return the limit that ends a run first; unknown numbers of updates per epoch, or seconds, are `None`."""
     ends = []
     if settings.max_updates is not None:
         ends.append(RunEnd("optimization.max_updates", settings.max_updates))
@@ -50,7 +50,7 @@ def check_run_length(
     updates_per_epoch: float | None = None,
     seconds_per_update: float | None = None,
 ) -> Iterator[RecipeFinding]:
-    """Check schedule, epochs and intervals. The paper's schedule depends on the width `d_model`."""
+    """Check schedule, epochs and intervals. The paper's schedule depends on `d_model`."""
     end = run_end(settings, updates_per_epoch, seconds_per_update)
     if updates_per_epoch is not None:
         yield from _check_epochs(settings.tokens_per_update, updates_per_epoch, end)
@@ -80,12 +80,12 @@ def _check_schedule(settings: OptimizationRecipe, end: RunEnd, d_model: int) -> 
 
 def _check_epochs(size: int, per_epoch: float, end: RunEnd | None) -> Iterator[RecipeFinding]:
     if per_epoch <= 1:
-        advice = "Lower it so that an epoch has tens of updates at least."
-        message = f"One update takes {size:,} padded tokens, all training pairs at once: it always sees the same."
+        advice = "Lower it, so that an epoch has at least tens of updates."
+        message = f"One update takes {size:,} padded tokens, all training pairs at once: all updates are alike."
         yield RecipeFinding("epochs", "warning", message, "optimization.tokens_per_update", advice)
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
         message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
-        message += f"updates each{end.source}): it will know them by heart."
+        message += f"updates each{end.source}): it will memorize them."
         advice = "Shorten it, set `validation.patience`, or find more pairs."
         yield RecipeFinding("epochs", "warning", message, end.key, advice)
 
@@ -99,7 +99,7 @@ def _check_intervals(
         needed = checkpoints.publish == "best" or validation.patience is not None
         level = end.error if needed else "warning"
         message = f"The model is first validated after {validation.every_updates:,} updates, but {ended}"
-        message += f": `checkpoints.publish: {checkpoints.publish}` and patience have nothing to go by" * needed + "."
+        message += f": `checkpoints.publish: {checkpoints.publish}` and `patience` get no scores" * needed + "."
         yield RecipeFinding("intervals", level, message, "validation.every_updates", advice)
     if checkpoints.every_updates > end.last:
         averages = checkpoints.publish == "average" and checkpoints.keep_last > 1
@@ -109,6 +109,6 @@ def _check_intervals(
     validations = end.last // validation.every_updates
     if validation.patience is not None and 0 < validations <= validation.patience:
         message = f"Training stops early after {validation.patience} validations without improvement, but there are "
-        message += f"only {validations} in all: {ended} updates."
+        message += f"only {validations}: {ended} updates."
         advice = "Lower it, or validate more often."
         yield RecipeFinding("intervals", "warning", message, "validation.patience", advice)

@@ -1,4 +1,4 @@
-"""Checks of tokenizers, of the tokens of the pairs, and of the special ids in the model's config."""
+"""Checks on tokenizers, the pairs' tokens, and the special ids in the model's config."""
 
 import json
 import unicodedata
@@ -17,17 +17,17 @@ from heedful.data.tokenization import TokenizerPair, encode_texts
 from heedful.files import shortened
 from heedful.verification.samples import id_set
 
-RARE = 5  # a type with fewer occurrences is hardly learnt
+RARE = 5  # types with fewer occurrences are hardly learnt
 LOOKED_AT_FOR_UNKNOWN_WORDS = 200  # pairs
-SHORTER_VOCABULARY = 0.4  # share of rare types from which a vocabulary is too large
+SHORTER_VOCABULARY = 0.4  # share of rare types at which a vocabulary is too large
 
 OF_TOKENS = "{unknown:,} of {tokens:,} {side} tokens of the {split} pairs ({share}, in {count} of {total} rows) are "
-ADVICE = "Every algorithm but word knows every text; word needs a larger vocabulary or more sentences."
+ADVICE = "All algorithms except word can encode any text. Word needs a larger vocabulary or more sentences."
 UNKNOWN = RowCheck("unknown_tokens", OF_TOKENS + "unknown{words}.", ADVICE, warning=0.005, error=0.1)
 
 
 def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator[RecipeFinding]:
-    """Compare the special ids of config and generation config."""
+    """Compare special ids in config and generation config."""
 
     def problem(message: str, advice: str, level: Any = "error") -> RecipeFinding:
         return RecipeFinding("special_ids", level, message, key, advice)
@@ -43,17 +43,17 @@ def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator
             level = "error" if name == "decoder_start_token_id" else "warning"
             yield problem(message, f"Set it to {ours} in generation_config.json.", level)
     if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
-        yield problem("The generation config has no `decoder_start_token_id`: it cannot start.", "Add it.")
+        yield problem("The generation config has no `decoder_start_token_id`: generation cannot start.", "Add it.")
     size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         forced = getattr(generation_config, name, None)
         if any(not 0 <= id_ < size for id_ in id_set(forced)):
             message = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
-            yield problem(message, "Set it to an id of the target vocabulary.")
+            yield problem(message, "Set it to an id in the target vocabulary.")
 
 
 def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Find ids of two tokens, ids beyond the size of a tokenizer, and equal special ids."""
+    """Find ids with two tokens, ids beyond a tokenizer's size, and equal special ids."""
     for side, tokenizer in _sides(tokenizers):
         vocabulary = tokenizer.get_vocab()
         counts = np.bincount(np.fromiter(vocabulary.values(), dtype=np.int64))
@@ -61,19 +61,19 @@ def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeF
         if len(doubled):
             names = " and ".join(repr(token) for token, id_ in vocabulary.items() if id_ == doubled[0])
             message = f"{len(doubled):,} ids of the {side} tokenizer belong to several tokens, such as {doubled[0]} "
-            yield RecipeFinding("tokenizer_ids", "warning", f"{message}to {names}.", key, "Train the tokenizer anew.")
+            yield RecipeFinding("tokenizer_ids", "warning", f"{message}to {names}.", key, "Train the tokenizer again.")
         if len(counts) > len(tokenizer):
             message = f"The {side} tokenizer has {len(tokenizer):,} tokens, but ids up to {len(counts) - 1:,}: an "
-            message += "embedding of its size lacks the last ones."
+            message += "embedding matrix with this size lacks the last ids."
             yield RecipeFinding("tokenizer_ids", "error", message, key, "Fill the holes in its vocabulary.")
         for name in ("pad_token_id", "unk_token_id"):
             if getattr(tokenizer, name) is not None and getattr(tokenizer, name) == tokenizer.eos_token_id:
                 message = f"`{name}` and `eos_token_id` of the {side} tokenizer are both {tokenizer.eos_token_id}."
-                yield RecipeFinding("tokenizer_ids", "warning", message, key, "Give each a token of its own.")
+                yield RecipeFinding("tokenizer_ids", "warning", message, key, "Give each a separate token.")
 
 
 def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Measure the share of unknown tokens of each side."""
+    """Measure each side's share of unknown tokens."""
     for side, name, texts in (("source", "text", pairs.sources), ("target", "text_target", pairs.targets)):
         tokenizer = getattr(tokenizers, side)
         if tokenizer.unk_token_id is None:
@@ -88,7 +88,7 @@ def check_unknown_tokens(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> I
 
 
 def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """List the words, or parts of words, that a tokenizer does not know, the most frequent first."""
+    """List the words, or parts of words, that the tokenizer lacks, the most frequent first."""
     if not tokenizer.is_fast:  # without offsets
         return []
     counts: Counter[str] = Counter()
@@ -102,16 +102,16 @@ def unknown_words(tokenizer: Any, texts: Sequence[str]) -> list[str]:
 def check_vocabulary_use(
     rows: EncodedPairs, tokenizers: TokenizerPair, key: str, looked_at: int | None = None
 ) -> Iterator[RecipeFinding]:
-    """Count the types that never occur, or fewer than 5 times, in the rows of `looked_at` (None: all) pairs."""
+    """Count the types that never occur, or fewer than 5 times, in `looked_at` pairs (None: all pairs)."""
     seen_on = {"source": [rows.sources], "target": [rows.targets], "joint": [rows.sources, rows.targets]}
     for side, tokenizer in _sides(tokenizers):
         known, added = tokenizer.get_vocab().items(), tokenizer.added_tokens_decoder
         seen = np.bincount(np.concatenate(seen_on[side]), minlength=len(tokenizer))
         used = {token for token, id_ in known if seen[id_] >= RARE}
         state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {"model": {}}
-        for left, right in reversed(state["model"].get("merges") or ()):  # of byte pairs
+        for left, right in reversed(state["model"].get("merges") or ()):  # byte pairs
             used |= {left, right} if left + right in used else set()
-        # Not special tokens, nor single characters, which every text needs.
+        # No special tokens, and no single characters, which every text needs.
         of_several = ((token, id_, FALLBACK_BYTE.sub("", token).lstrip("▁ ")) for token, id_ in known)
         types = [(token, id_) for token, id_, text in of_several if len(text) > 1 and id_ not in added]
         unused = [int(seen[id_]) for token, id_ in types if token not in used]
@@ -120,21 +120,21 @@ def check_vocabulary_use(
         if share < 0.02:
             continue
         message = f"{never:,} of {len(types):,} entries of the {side} vocabulary never occur in training; "
-        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times, parts of others left out."
-        message += "" if looked_at is None else f" (Looked at: {looked_at:,} pairs.)"
-        enough = f"About {len(tokenizer) - rare:,} tokens would do for these data."
+        message += f"{rare:,} ({percent(share)}) occur fewer than {RARE} times (parts of other entries not counted)."
+        message += "" if looked_at is None else f" (Checked: {looked_at:,} pairs.)"
+        enough = f"About {len(tokenizer) - rare:,} tokens would be enough for these data."
         level = graded(share, SHORTER_VOCABULARY) if looked_at is None else "note"
         yield RecipeFinding("vocabulary_use", level, message, key, enough if share >= SHORTER_VOCABULARY else "")
 
 
 def check_normalization(pairs: Pairs, tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:
-    """Find source tokenizers that cut decomposed text (NFD) into more tokens than composed text (NFC)."""
+    """Find source tokenizers that split decomposed text (NFD) into more tokens than composed text (NFC)."""
     texts = [text for text in sample(pairs.sources, 200) if not unicodedata.is_normalized("NFD", text)]
     forms = ([unicodedata.normalize(form, text) for text in texts] for form in ("NFC", "NFD"))
     composed, decomposed = (sum(map(len, encode_texts(tokenizers.source, "text", form))) for form in forms)
     if decomposed > composed:
         message = f"Decomposed text (NFD, as some systems write it) costs {decomposed / composed:.1f} times the "
-        message += "tokens of NFC here. Training reads everything as NFC; whoever uses the model must do so too."
+        message += "tokens of NFC here. Training converts all texts to NFC: whatever uses the model must convert too."
         yield RecipeFinding("normalization", "note", message, key, "Add the normalizer NFC to the tokenizer.")
 
 

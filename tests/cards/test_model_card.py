@@ -380,7 +380,7 @@ def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_m
 
 
 WRONG = [
-    ([], "Missing option '--license'. All that is missing: --license, --dataset."),
+    ([], "Missing option '--license'. Missing: --license, --dataset."),
     (["--license", "", "--dataset", "x", "--base-model", "y", *LANGUAGES], "`--license` must not be empty"),
     (TOLD[2:] + LANGUAGES, "Missing option '--license'"),
     ([*TOLD[:-1], "", *LANGUAGES], "`--base-model` must not be empty, but is '' instead"),

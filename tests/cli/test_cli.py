@@ -192,15 +192,15 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
     data = ["--data", "builtin:test:20", *KO_EN]
     sentences = ["none", tmp_path / "out", "--sentences", tmp_path / "none.txt"]
     no_model = "nowhere must be a folder with a model"
-    both = f"must be another file than those that are read, but {pairs} is one of them"
+    both = f"must not be an input file, but {pairs} is one"
     for arguments, message in (
         (["evaluate", "none", *data, "--predictions", missing], "`--predictions` must lie in an existing folder"),
         (["evaluate", "none", *data, "--tokenize", "nope"], "`--tokenize` must be one of"),
         (["evaluate", "none", *data, "--bootstrap", 3], "`--bootstrap` must be 0 or at least 40"),
         (["translate", "none", "x", "--output", missing], "`--output` must lie in an existing folder"),
         (["translate", "none", "x", "--output", tmp_path], "`--output` must be a file to write"),
-        (["translate", "none", "--input", missing], "`--input` must be a file"),
-        (["translate", "none", "x", "--input", tmp_path / "in.txt"], "`--input` must be left out where sentences are"),
+        (["translate", "none", "--input", missing], "`--input` must be a text file"),
+        (["translate", "none", "x", "--input", tmp_path / "in.txt"], "`--input` must be left out if TEXT is"),
         (["translate", "none", "a\udcff"], "must be UTF-8, but 'a\\udcff' is not"),
         (["init", "--data", pairs, "--output", pairs], "`--output` must be a file that does not exist yet"),
         (["train", tmp_path], "The recipe must be a YAML file, but"),
@@ -254,7 +254,7 @@ def test_a_sentence_may_begin_with_a_dash_or_be_a_files_name(model, printed, hee
     assert (code, output, "comes last, after --" in errors) == (2, "", True)
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text(SENTENCES[0])
-    with pytest.warns(UserWarning, match=r"in\.txt is taken as a text.*`--input in\.txt`") as told:
+    with pytest.warns(UserWarning, match=r"in\.txt is translated as a text.*`--input in\.txt`") as told:
         output = printed("translate", model, "in.txt", SENTENCES[0])
     assert (len(output.splitlines()), len(told)) == (2, 1)
 

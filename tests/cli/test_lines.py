@@ -86,7 +86,7 @@ def test_texts_of_a_table_are_those_of_one_column(folder, heedful_command, print
     assert len(Path("p.jsonl").read_text().splitlines()) == len(lines)
     table = ["--data", "t.csv", "--source", "1", "--target", "2"]
     said = heedful_command("evaluate", folder / "model", *table)[2]
-    assert "t.csv: 1 and 2 by number, 'ko', 'en' by the first line" in said
+    assert "t.csv: columns 1 and 2 are 'ko' and 'en' in the first line" in said
     assert "`--source` must come with a table" in refused("translate", folder / "model", "w100", "--source", "ko")
 
 
@@ -131,7 +131,7 @@ def test_who_writes_a_line_and_waits_gets_its_answer(folder, heedful_command, mo
     code, _, errors = heedful_command("translate", folder / "model", *given)
     thread.join()
     assert (code, found) == (0, expected)
-    assert ("Sentences, one a line; Ctrl-D ends." in errors) == (kind is Terminal)
+    assert ("Type sentences, one per line. Ctrl-D ends." in errors) == (kind is Terminal)
 
 
 def test_standard_input_and_output_have_names(folder, printed, monkeypatch, tmp_path):

@@ -105,7 +105,7 @@ def test_what_a_machine_or_a_launcher_lacks_is_said_in_a_sentence(tmp_path, caps
     torch_says = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for error, code, message in (
-        (MemoryError(), 1, "What was asked for needs more memory than there is."),
+        (MemoryError(), 1, "The command needs more memory than this machine has."),
         (RuntimeError(torch_says), 1, torch_says),
         (full, 2, f"[Errno {errno.ENOSPC}] No space left on device: standard output"),
     ):

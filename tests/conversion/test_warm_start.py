@@ -96,7 +96,7 @@ def test_checkpoints_that_lack_weights_or_hold_others_are_refused_in_a_sentence_
         (weights | {words: numbers}, {}, "must be finite numbers, but are not in embeddings.word_embeddings.weight"),
         (weights, {"pad_token_id": None}, "`pad_token_id` must be set, but is None"),
         (weights, {"num_hidden_layers": 10**9}, "`num_hidden_layers` of .* must be at most 10,000"),
-        (weights, {"max_position_embeddings": 10**12}, "asks for 32,.* parameters, but its weights have .* bytes"),
+        (weights, {"max_position_embeddings": 10**12}, "config has 32,.* parameters, but its weights only .* bytes"),
         (weights, {"num_attention_heads": 0}, "cannot be loaded: ZeroDivisionError"),
     ]
 
@@ -125,7 +125,7 @@ def test_what_no_heed_config_holds_and_wrong_use_are_refused_and_nothing_is_left
     ]
     assert_refused(cases, lambda case: warm_start(str(tmp_path / case[0]), tmp_path / "heed", case[1]))
     assert_error("but is bert instead: `--decoder-layers` gives such", convert, bert, tmp_path / "heed")
-    assert "must be left out beside" in refused(
+    assert "must be left out with" in refused(
         *("convert", bert, tmp_path / "heed", "--decoder-layers", 1, "--target-language", "de")
     )
     change_json(bert / "config.json", is_decoder=True)

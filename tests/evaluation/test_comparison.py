@@ -245,8 +245,8 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(refused, place, monkeyp
     (place / "long.txt").write_text("One.\n" * 41)
     (place / "bytes.txt").write_bytes(b"\xff\xfe" * 40)
     for arguments, message in (
-        (["baseline.txt"], "The systems must be at least two, all different, .* empty, but are baseline.txt"),
-        (["baseline.txt", "baseline.txt"], "at least two, all different"),
+        (["baseline.txt"], "The systems must be at least two different names, .* empty, but are baseline.txt"),
+        (["baseline.txt", "baseline.txt"], "at least two different names"),
         (["baseline.txt", "alike.txt,"], "none of them empty, but are baseline.txt alike.txt, instead"),
         (["model", "short.txt"], "short.txt must hold .*: 40 lines for 40 pairs, .* has 1 instead: line 2 is"),
         (["model", "long.txt"], "long.txt must hold .* 40 pairs, but has 41 instead: line 41 has no pair"),
@@ -254,11 +254,11 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(refused, place, monkeyp
         (["model", "test.jsonl"], "test.jsonl must hold translations, .* but line 1 is JSON"),
         (["model", "model/model.safetensors"], "must be a text file in UTF-8, but model/model.safetensors"),
         (["model", "nowhere/at/all"], "must be a folder with a model, or the id of a model on the Hub"),
-        (["baseline.txt", "alike.txt", "--num-beams", 2], "`--num-beams` must be left out where no model translates"),
+        (["baseline.txt", "alike.txt", "--num-beams", 2], "`--num-beams` must be left out if only files are given"),
         (["model", "alike.txt", "--references", "right"], "`right` must be a list .* missing instead in row 1 of"),
         (["model", "alike.txt", "--seed", 0], "`--seed` must be at least 1"),
         (["model", "alike.txt", "-o", "none/a.json"], "`--output` must lie in an existing folder"),
-        (["model", "short.txt,alike.txt", "-o", "alike.txt"], "`--output` must be another file .* but alike.txt is"),
+        (["model", "short.txt,alike.txt", "-o", "alike.txt"], "`--output` must not be an input file, but alike.txt"),
     ):
         assert re.search(message, refused(*COMPARE, *arguments)), message
 
@@ -301,9 +301,9 @@ def test_models_of_several_languages_are_compared_in_all_of_them_in_one_table(pr
         (["--data", "en=en.tsv", "--to", "en"], "`--data` must name a language for each file, without `--to`"),
         (
             ["baseline.txt", "--data", "en=en.tsv"],
-            "must be models where `--data` names languages, but baseline.txt is",
+            "must be models if `--data` names languages, but baseline.txt is",
         ),
-        (["--data", "en=en.tsv", "-o", "en.tsv"], "`--output` must be another file .* but en.tsv is"),
+        (["--data", "en=en.tsv", "-o", "en.tsv"], "`--output` must not be an input file, but en.tsv is"),
         (["--data", "fr=en.tsv"], "`--data` must name languages of before .ko, en., but names fr"),
     ):
         assert re.search(message, refused("compare", "before", "after", *arguments)), message

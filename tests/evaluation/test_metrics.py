@@ -403,9 +403,9 @@ def test_the_command_takes_columns_and_scoring_of_the_models_recipe_and_says_wha
         scores = json.loads(printed("evaluate", "model", "--data", file, "--bootstrap", 0, "--json"))
         said = caplog.text
         assert (scores["ignore"], "tok:char|" in scores["bleu_signature"]) == ("[.]", True)
-        assert "scored with `bleu_tokenizer` char, as the model's recipe says" in said
-        assert f"{3 + repeated} of {len(rows) + repeated} pairs that are scored are of a source that" in said
-        assert (f"1 of {len(rows) + 1} pairs that are scored are duplicate, by the rules" in said) == repeated
+        assert "scored with `bleu_tokenizer` char, as in the model's recipe" in said
+        assert f"{3 + repeated} of {len(rows) + repeated} scored pairs are with a source from" in said
+        assert (f"1 of {len(rows) + 1} scored pairs are duplicate, by the rules" in said) == repeated
     asked = ["--tokenize", "13a", "--ignore", "", "--source", "ko", "--target", "en"]
     scores = json.loads(printed("evaluate", "model", "--data", "pairs.jsonl", "--json", *asked))
     assert ("ignore" in scores, "tok:13a|" in scores["bleu_signature"]) == (False, True)

@@ -1,4 +1,4 @@
-"""`heedful align`: words of translations linked by attention."""
+"""`heedful align`: word alignments from attention."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,12 @@ from heedful.cli.attention import Head, Layer, Pair, Rollout, Translation, atten
 
 def align(
     model: options.AnyModel,
-    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The source sentence; else --data.")] = None,
+    text: Annotated[str | None, Argument(metavar="[TEXT]", help="The source sentence. Otherwise give --data.")] = None,
     target: Translation = None,
-    data: Annotated[list[str] | None, Option("--data", help="File of pairs (or two text files), not TEXT.")] = None,
+    data: Annotated[list[str] | None, Option("--data", help="Pairs to align: a file, or two text files.")] = None,
     source_column: Annotated[str | None, Option(help="Source language or column of --data.")] = None,
     target_column: Annotated[str | None, Option(help="Target language or column of --data.")] = None,
-    gold: Annotated[Path | None, Option(help="Compare with given links: a file, one line a pair: AER.")] = None,
+    gold: Annotated[Path | None, Option(help="File of correct links, a line per pair: compute AER.")] = None,
     layer: Layer = None,
     head: Head = None,
     rollout: Rollout = False,
@@ -25,7 +25,7 @@ def align(
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Link the words of translations by attention, and print the links: 0-0 1-2, source first."""
+    """Align source and target words by attention, and print the links, such as 0-0 1-2 (source first)."""
     from heedful.attention import measures
 
     options.check_apart(head=head, rollout=rollout)
@@ -46,9 +46,9 @@ def _pairs_of(
     text: str | None, target: str | None, data: list[str] | None, source: str | None, target_column: str | None
 ) -> list[Pair]:
     if (text is None) == (data is None):
-        raise ValueError("Either TEXT or --data must be given, and not both.")
+        raise ValueError("Either TEXT or --data must be given, but not both.")
     if text is not None and (source or target_column):
-        raise ValueError("`--source-column` and `--target-column` must come with --data, whose columns they name.")
+        raise ValueError("`--source-column` and `--target-column` must come with --data.")
     if data is None:
         return [(str(text), target)]
     if target is not None:

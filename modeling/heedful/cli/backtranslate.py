@@ -1,4 +1,4 @@
-"""`heedful backtranslate`: sources made for targets."""
+"""`heedful backtranslate`: sources for target texts."""
 
 from itertools import chain
 from pathlib import Path
@@ -15,21 +15,21 @@ Method = Literal["greedy", "beam", "sampling", "noised"]
 
 def backtranslate(
     model: options.AnyModel,
-    texts: Annotated[Path, Argument(metavar="TEXTS", help="File of target sentences, a line each, or a table.")],
+    texts: Annotated[Path, Argument(metavar="TEXTS", help="Target sentences: a text file, one per line, or a table.")],
     output: PairsFile,
-    column: Annotated[str | None, Option("--target", help="Column or language of TEXTS, of a table.")] = None,
-    method: Annotated[Method, Option(help="How sources are made; noised: beams with noise.")] = "beam",
-    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of beam and noised. Default: 5.")] = None,
-    temperature: Annotated[float | None, Option(help="Of sampling. Default: 1.")] = None,
-    top_k: Annotated[int | None, Option(help="Tokens that sampling draws from. Default: all.")] = None,
-    seed: Annotated[int | None, Option(help="Of sampling and noise. Default: 1.")] = None,
+    column: Annotated[str | None, Option("--target", help="Column or language, if TEXTS is a table.")] = None,
+    method: Annotated[Method, Option(help="How to make sources; noised: beam plus noise.")] = "beam",
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width for beam and noised. Default: 5.")] = None,
+    temperature: Annotated[float | None, Option(help="Sampling temperature. Default: 1.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from the k likeliest tokens. Default: all.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of sampling and noise. Default: 1.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
     token_budget: options.TokenBudget = 8192,
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Make source sentences for target sentences with a model of the other direction: pairs to train on."""
+    """Make training pairs from target sentences: a model of the reverse direction translates them into sources."""
     options.check_pairs_file(output, [texts])
     options.check_input(texts, "TEXTS")
     table = options.texts_of(texts, column, "--target")

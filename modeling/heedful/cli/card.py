@@ -1,4 +1,4 @@
-"""`heedful card`: the card of a model of a Trainer."""
+"""`heedful card`: a model card after training with `Trainer`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,17 +10,17 @@ from heedful.cli import options
 
 def card(
     model: options.Model,
-    license: Annotated[str, Option(help="Yours, as the Hub calls it: apache-2.0, mit, cc-by-4.0.")],
-    dataset: Annotated[list[str], Option(help="What it was trained on: an id on the Hub, a file, a name.")],
-    base_model: Annotated[str | None, Option(help="What it began with: an id, a folder. Default: nothing.")] = None,
-    source_language: Annotated[str | None, Option(help="Its code, such as ko.")] = None,
-    target_language: Annotated[str | None, Option(help="Likewise.")] = None,
-    task: Annotated[str | None, Option(help="If it does not translate, what it does: 'answering questions'.")] = None,
-    scores: Annotated[list[Path] | None, Option(help="Of `heedful evaluate --json`; a test set's name each.")] = None,
-    name: Annotated[str | None, Option(help="Of the model. Default: the folder's.")] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace a README.md that is there.")] = False,
+    license: Annotated[str, Option(help="License by its Hub name: apache-2.0, mit, cc-by-4.0.")],
+    dataset: Annotated[list[str], Option(help="Training data: a Hub id, a file or a name.")],
+    base_model: Annotated[str | None, Option(help="Model it was fine-tuned from: a Hub id or folder.")] = None,
+    source_language: Annotated[str | None, Option(help="Source language code, such as ko.")] = None,
+    target_language: Annotated[str | None, Option(help="Target language code, such as en.")] = None,
+    task: Annotated[str | None, Option(help="The task if it is not translation: 'answering questions'.")] = None,
+    scores: Annotated[list[Path] | None, Option(help="Files of `heedful evaluate --json`, named by test set.")] = None,
+    name: Annotated[str | None, Option(help="Model name. Default: the folder's.")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing README.md.")] = False,
 ) -> None:
-    """Write the card of a model of a Trainer, which `heedful push` asks for; runs of `heedful train` have one."""
+    """Write the card that `heedful push` needs, for a model trained by `Trainer`. `heedful train` writes its own."""
     from heedful.cards.model_card import write_finetuned_card
 
     options.quieten()

@@ -14,7 +14,7 @@ from heedful.files import write_text
 
 
 def compare(
-    systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of predictions; seeds with commas.")],
+    systems: Annotated[list[str], Argument(metavar="A B…", help="Models or files of outputs; commas join seeds.")],
     data: options.Data,
     source: options.OwnSource = None,
     target: options.OwnTarget = None,
@@ -26,17 +26,17 @@ def compare(
     references: options.References = None,
     ignore: options.Ignore = None,
     ter: options.Ter = None,
-    resamples: Annotated[int, Option(help="Of the paired bootstrap.")] = 1000,
-    trials: Annotated[int, Option(help="Of the approximate randomization.")] = 10_000,
-    seed: Annotated[int, Option(help="Of both tests.")] = 12345,
-    examples: Annotated[int, Option(help="Sentences to show that a system wins, and that it loses.")] = 3,
-    output: Annotated[Path | None, Option("-o", "--output", help="File for all of it as JSON.")] = None,
+    resamples: Annotated[int, Option(help="Resamples of the paired bootstrap.")] = 1000,
+    trials: Annotated[int, Option(help="Trials of the approximate randomization.")] = 10_000,
+    seed: Annotated[int, Option(help="Seed of both tests.")] = 12345,
+    examples: Annotated[int, Option(help="Number of best and worst sentences to show per system.")] = 3,
+    output: Annotated[Path | None, Option("-o", "--output", help="JSON file for all results.")] = None,
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Compare systems with the first: paired tests of every score that `heedful evaluate` prints, and who wins where.
+    """Compare systems with the first one: paired tests of each score of `heedful evaluate`, best and worst sentences.
 
-    With `--data de=FILE --data fr=FILE`, models of several languages are compared in one table, a row a direction.
+    With `--data de=FILE --data fr=FILE`, multilingual models are compared in one table with a row per direction.
     """
     from heedful.data.sources import references_of
     from heedful.evaluation import comparison, metrics
@@ -48,14 +48,14 @@ def compare(
     named = {system: [system] if Path(system).exists() else system.split(",") for system in systems}
     places = [place for seeds in named.values() for place in seeds]
     if len(systems) < 2 or len({*places}) < max(len(places), len(systems)) or not all(places):
-        must = "at least two, all different, and none of them empty"
+        must = "at least two different names, none of them empty"
         raise ValueError(f"The systems must be {must}, but are {' '.join(systems)} instead.")
     files = [place for place in places if Path(place).is_file()]
     if files and directions.keys() != {to}:
-        raise ValueError(f"The systems must be models where `data` names languages, but {files[0]} is a file.")
+        raise ValueError(f"The systems must be models if `data` names languages, but {files[0]} is a file.")
     for name, value in (search | {"target_language": to, "device": device}).items():
         if value is not None and files == places:
-            raise ValueError(f"`{name}` must be left out where no model translates, but only files are given.")
+            raise ValueError(f"`{name}` must be left out if only files are given: no model translates.")
     recipes = list(filter(None, map(recipe_in, (place for place in places if place not in files))))
     tokenize, ignore = scoring_of(recipes, tokenize, ignore)
     settings = comparison.ComparisonSettings(tokenize, lowercase, resamples, trials, seed, examples, ignore, ter)
@@ -64,7 +64,7 @@ def compare(
         columns = columns_of(where, source, target, next(iter(recipes), None), into)
         pairs[into] = list(options.read_pairs(where, *columns, split="test", references=references))
     accepted = {into: references_of(rows) for into, rows in pairs.items()}
-    for each in accepted.values():  # raises now, not after the translation
+    for each in accepted.values():  # raises before the translation
         metrics.fitting_tokenizer(tokenize, metrics.references_left(ignore, each))
     texts = {(to, place): comparison.read_predictions(Path(place), len(pairs[to]), accepted[to]) for place in files}
     from heedful.decoding.loading import model_folder
@@ -75,7 +75,7 @@ def compare(
         translator = options.load_translator(folder, device)
         for into, sentences in sources.items():
             if into not in (to, *translator.tokenizers.languages):
-                known = ", ".join(translator.tokenizers.languages) or "it names none"
+                known = ", ".join(translator.tokenizers.languages) or "none"
                 raise ValueError(f"`data` must name languages of {place} ({known}), but names {into}.")
             translations = translator.translate_lines(sentences, split=False, target_language=into, **search)
             texts[into, place] = [best.text for best, *_ in translations]
@@ -92,7 +92,7 @@ def compare(
 
 
 def _directions(data: list[str], to: str | None) -> dict[str | None, list[str]]:
-    """Return the places of pairs by target language: `--to`, or the one before each `=`."""
+    """Return the paths of pairs by target language, from `--to` or before each `=`."""
     marks = [None if Path(place).exists() else re.fullmatch(r"([\w-]+)=(.+)", place) for place in data]
     if not any(marks):
         return {to: data}

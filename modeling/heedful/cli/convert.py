@@ -1,4 +1,4 @@
-"""`heedful convert`: a Heed model made from one of transformers."""
+"""`heedful convert`: a Heed model from a transformers model."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -12,20 +12,20 @@ from heedful.cli import options
 def convert(
     source: Annotated[str, Argument(metavar="SOURCE", help="Folder of a saved model, or its name on the Hub.")],
     target: Annotated[Path, Argument(metavar="TARGET", help="Folder to write; it must not exist.")],
-    source_language: Annotated[str | None, Option(help="As mBART's, M2M100's, NLLB's tokenizer calls it.")] = None,
-    target_language: Annotated[str | None, Option(help="Language to translate into, likewise.")] = None,
-    decoder_layers: Annotated[int | None, Option(help="Of a new decoder, for a BERT, RoBERTa or XLM-R.")] = None,
-    add_language: Annotated[str | None, Option(help="Target language that Heed or NLLB learns to name.")] = None,
-    pairs: Annotated[str | None, Option(help="Texts of that language, as recipes name pairs.")] = None,
-    column: Annotated[str | None, Option(help="Of the texts in --pairs. Default: target.")] = None,
-    like: Annotated[str | None, Option(help="Known language to begin with. Default: the first.")] = None,
-    pieces: Annotated[int | None, Option(help="New pieces of the vocabulary, at most. Default: 500.")] = None,
-    old: Annotated[list[str] | None, Option(help="Texts that keep their tokens, beside the run's own data.")] = None,
+    source_language: Annotated[str | None, Option(help="Source language, named as in the tokenizer.")] = None,
+    target_language: Annotated[str | None, Option(help="Target language, named as in the tokenizer.")] = None,
+    decoder_layers: Annotated[int | None, Option(help="Layers of a new decoder for BERT, RoBERTa or XLM-R.")] = None,
+    add_language: Annotated[str | None, Option(help="New target language for a Heed or NLLB model.")] = None,
+    pairs: Annotated[str | None, Option(help="File or dataset with texts in the new language.")] = None,
+    column: Annotated[str | None, Option(help="Column of --pairs with the texts. Default: target.")] = None,
+    like: Annotated[str | None, Option(help="Known language to copy. Default: the first.")] = None,
+    pieces: Annotated[int | None, Option(help="Most pieces to add to the vocabulary. Default: 500.")] = None,
+    old: Annotated[list[str] | None, Option(help="File of texts in old languages, which keep their tokens.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same.
 
-    Or give a model one target language more, with `--add-language`.
+    With `--add-language`, add a target language to a model instead.
     """
     from heedful.conversion.model_conversion import convert as convert_folder
 
@@ -47,7 +47,7 @@ def convert(
         result = convert_folder(source, target, source_language, target_language)
     else:
         if source_language or target_language:
-            raise ValueError("`--source-language` and `--target-language` must be left out beside `--decoder-layers`.")
+            raise ValueError("`--source-language` and `--target-language` must be left out with `--decoder-layers`.")
         from heedful.conversion.warm_start import warm_start
 
         result = warm_start(source, target, decoder_layers)

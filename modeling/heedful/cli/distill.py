@@ -1,4 +1,4 @@
-"""`heedful distill`: pairs whose targets a larger model wrote, or that were chosen."""
+"""`heedful distill`: pairs with translations by a larger model, or the best of several."""
 
 import sys
 from collections import deque
@@ -12,27 +12,28 @@ from heedful.cli.translate import CHUNK
 from heedful.files import shortened
 
 Choice = Literal["chrf", "bleu", "reverse", "score"]
+RULES = "Choose by likeness to the others (chrf, bleu), by --reverse, or by the file's scores. Default: chrf."
 
 
 def distill(
     output: PairsFile,
-    teachers: Annotated[list[str] | None, Argument(metavar="[TEACHER…]", help="Saved models, or an ensemble.")] = None,
-    data: Annotated[list[str] | None, Option("--data", help="Pairs for TEACHER: as of `heedful score`.")] = None,
+    teachers: Annotated[list[str] | None, Argument(metavar="[TEACHER…]", help="Saved models that translate.")] = None,
+    data: Annotated[list[str] | None, Option("--data", help="Pairs: file, Hub dataset, builtin:SPLIT:COUNT.")] = None,
     source: options.Source = "source",
     target: options.Target = "target",
-    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width. Default: 5.")] = None,
-    closest: Annotated[int | None, Option(help="Of so many translations, take the target's closest by BLEU.")] = None,
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of TEACHER. Default: 5.")] = None,
+    closest: Annotated[int | None, Option(help="Number of translations; keep the closest to the target.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
-    candidates: Annotated[str | None, Option(help="In place of TEACHER: file of translations to choose from.")] = None,
-    choose: Annotated[Choice | None, Option(help="Most like the others, --reverse, or score. Default: chrf.")] = None,
-    reverse: Annotated[str | None, Option(help="Model of the other direction, for --choose reverse.")] = None,
-    max_ratio: Annotated[float | None, Option(help="Drop candidates so many times as long or short.")] = None,
-    language: Annotated[str | None, Option(help="Drop candidates in another script than this language's.")] = None,
+    candidates: Annotated[str | None, Option(help="File of translations to choose from, not TEACHER.")] = None,
+    choose: Annotated[Choice | None, Option(help=RULES)] = None,
+    reverse: Annotated[str | None, Option(help="Model of the reverse direction, for --choose reverse.")] = None,
+    max_ratio: Annotated[float | None, Option(help="Largest ratio of source and candidate length.")] = None,
+    language: Annotated[str | None, Option(help="Language whose script candidates must have.")] = None,
     to: options.TargetLanguage = None,
-    token_budget: Annotated[int | None, Option(help="Padded tokens in one batch. Default: 8192.")] = None,
+    token_budget: Annotated[int | None, Option(help="Padded tokens per batch. Default: 8192.")] = None,
     device: options.Device = None,
 ) -> None:
-    """Put translations of a larger model, or the best of given ones, in the place of targets: pairs to learn from."""
+    """Make training pairs with new targets: a larger model's translations, or the best of given translations."""
     search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
     search |= {"--max-new-tokens": max_new_tokens}
     choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
@@ -53,7 +54,7 @@ def distill(
         from heedful.distillation.back_translation import SequenceDistillation
         from heedful.distillation.distillation import load_teachers
 
-        needed = target if closest else source  # texts alone do as well
+        needed = target if closest else source  # texts without targets suffice
         read = options.read_pairs(data or [], source, needed, streaming=True)
         making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
         made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
@@ -62,7 +63,7 @@ def distill(
 
         making, choice = None, CandidateChoice(choose or "chrf", max_ratio, language)
         place = candidates, source, target, choose == "score"
-        deque(read_candidates(*place), maxlen=0)  # finds mistakes in the last row before anything is computed
+        deque(read_candidates(*place), maxlen=0)  # finds mistakes in any row before computing
         backward = reverse and options.load_translator(reverse, device)
         made = choice.pairs(read_candidates(*place), backward, **settings)
     write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")

@@ -1,4 +1,4 @@
-"""`heedful distill-tokens`: what a larger model finds probable at each place."""
+"""`heedful distill-tokens`: a larger model's most probable tokens."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from typer import Argument, Option
 from heedful.cli import options
 from heedful.files import check_at_least, check_is_new
 
-Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several are an ensemble.")]
+Teachers = Annotated[list[str], Argument(metavar="TEACHER…", help="Saved models; several form an ensemble.")]
 
 
 def distill_tokens(
@@ -18,11 +18,11 @@ def distill_tokens(
     output: Annotated[Path, Option("-o", "--output", help="Folder to write; it must not exist.")],
     source: options.Source = "source",
     target: options.Target = "target",
-    top_k: Annotated[int, Option(help="Tokens to keep at each place.")] = 8,
-    token_budget: Annotated[int, Option(help="Padded tokens of pairs in one batch.")] = 8192,
+    top_k: Annotated[int, Option(help="Most probable tokens to store per position.")] = 8,
+    token_budget: Annotated[int, Option(help="Padded tokens per batch, sources and targets.")] = 8192,
     device: options.Device = None,
 ) -> None:
-    """Write what a larger model finds probable at each place of the targets: `optimization.distillation` reads it."""
+    """Store a larger model's most probable tokens at each target position, for `optimization.distillation`."""
     from heedful.distillation.distillation import load_teachers, write_teacher_tokens
 
     options.quieten()

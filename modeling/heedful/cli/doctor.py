@@ -1,4 +1,4 @@
-"""`heedful doctor`: a recipe checked before it is trained."""
+"""`heedful doctor`: checks of a recipe before training."""
 
 from typing import Annotated
 
@@ -10,10 +10,10 @@ from heedful.cli import options
 def doctor(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
-    pairs: Annotated[int, Option("--pairs", help="Training pairs to look at; of a stream the first.")] = 100_000,
+    pairs: Annotated[int, Option("--pairs", help="Training pairs to check; in a stream, the first.")] = 100_000,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check a recipe before it is trained: data, tokenizer, model, schedule. Exit code 1 if it would be ruined."""
+    """Check a recipe's data, tokenizer, model and schedule before training. Exit code 1 if a check fails."""
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe
 

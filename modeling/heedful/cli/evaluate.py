@@ -1,4 +1,4 @@
-"""`heedful evaluate`: a test set translated and scored, by one process or several."""
+"""`heedful evaluate`: translate and score a test set, in one or several processes."""
 
 import logging
 import warnings
@@ -34,18 +34,18 @@ def evaluate(
     references: options.References = None,
     ignore: options.Ignore = None,
     ter: options.Ter = None,
-    bootstrap: Annotated[int, Option(help="Resamples behind the 95 % intervals; 0 for none.")] = 1000,
-    metric: Annotated[str | None, Option(help="comet:FOLDER, a saved COMET model, besides.")] = None,
-    confusions: Annotated[int, Option(help="Show so many of the commonest confusions of tokens.")] = 0,
+    bootstrap: Annotated[int, Option(help="Resamples for the 95 % intervals; 0: no intervals.")] = 1000,
+    metric: Annotated[str | None, Option(help="Additional score: comet:FOLDER, a saved COMET model.")] = None,
+    confusions: Annotated[int, Option(help="Number of common token confusions to show.")] = 0,
     token_budget: options.TokenBudget = 8192,
-    predictions: Annotated[Path | None, Option(help="Write the outputs here, one a line.")] = None,
+    predictions: Annotated[Path | None, Option(help="File for the outputs, one per line.")] = None,
     as_json: options.AsJson = False,
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Generate a test set's targets and score them: BLEU, chrF, chrF++, TER with signatures, exact match, error rates.
+    """Translate and score a test set: BLEU, chrF, chrF++ and TER with signatures, exact match, error rates.
 
-    Started by torchrun or accelerate launch, the processes share the sentences.
+    With torchrun or accelerate launch, the processes share the sentences.
     """
     from heedful.data.sources import references_of
     from heedful.evaluation import error_rates, metrics
@@ -55,7 +55,7 @@ def evaluate(
     recipe = recipe_in(model, revision)
     tokenize, ignore = scoring_of([recipe] if recipe else [], tokenize, ignore)
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
-    metrics.score_translations([""], [""], **scoring)  # raises now, not after the translation
+    metrics.score_translations([""], [""], **scoring)  # raises before the translation
     source, target = columns_of(data, source, target, recipe)
     pairs = list(options.read_pairs(data, source, target, split="test", references=references))
     accepted = references_of(pairs)
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def learned_metric(name: str, device: str | None = None) -> Any:
-    """Return the metric that `--metric` names, of those that entry points `heedful.metrics` add."""
+    """Return the `--metric` by its name among the entry points `heedful.metrics`."""
     kind, _, folder = name.partition(":")
     known = {each.name: each for each in entry_points(group="heedful.metrics")}
     if kind not in known or not folder:
@@ -95,7 +95,7 @@ def learned_metric(name: str, device: str | None = None) -> Any:
 
 
 def recipe_in(model: str, revision: str | None = None) -> Any:
-    """Return the recipe in the folder of a model, here or on the Hub, or `None`."""
+    """Return the recipe from a model's folder, here or on the Hub, or `None`."""
     with suppress(OSError, ValueError):
         from heedful.decoding.loading import model_folder
         from heedful.training.recipe_file import recipe_of
@@ -105,21 +105,21 @@ def recipe_in(model: str, revision: str | None = None) -> Any:
 
 
 def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None) -> list[str | None]:
-    """Return BLEU's tokenizer and what is ignored: as given, or as in the recipes of the models."""
+    """Return BLEU's tokenizer and the ignored text, as given or from the models' recipes."""
     asked = {"bleu_tokenizer": tokenize, "ignore": ignore}
     for key, given in asked.items():
         own = {getattr(recipe.decoding, key) for recipe in recipes} - {None, "13a"}  # the usual one
         if given is None and own:
             asked[key], *others = sorted(own)
             also = f", though another has {', '.join(others)}" if others else ""
-            logger.info("scored with `%s` %s, as the model's recipe says%s", key, asked[key], also)
+            logger.info("scored with `%s` %s, as in the model's recipe%s", key, asked[key], also)
     return [given or None for given in asked.values()]
 
 
 def columns_of(
     data: list[str], source: str | None, target: str | None, recipe: Any, into: str | None = None
 ) -> tuple[str, str]:
-    """Return the columns of pairs: as given, or the recipe's, or `source` and `target`, or the language `into`."""
+    """Return the pairs' columns: those given, the recipe's, `source` and `target`, or the language `into`."""
     named = [] if recipe is None else [(recipe.data.source, recipe.data.target)]
     named.append(("source", "target"))
     choices = [(source or one, target or other) for one, other in [*((one, into) for one, _ in named if into), *named]]
@@ -134,7 +134,7 @@ def columns_of(
 
 
 def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
-    """Report pairs that training has seen, or that its rules drop."""
+    """Report pairs that were in training, or that its rules drop."""
     import numpy as np
 
     from heedful.data.cleaning import Judge
@@ -146,10 +146,10 @@ def _report_on_pairs(model: Path, recipe: Any, pairs: list[Any]) -> None:
     found = {f"{reason}, by the rules of `data.cleaning`": count for reason, count in broken.items()}
     if file.is_file():
         trained = np.fromfile(file, np.uint64)
-        found["of a source that training has seen"] = np.isin(source_digests(pairs), trained).sum()
+        found["with a source from training"] = np.isin(source_digests(pairs), trained).sum()
     for what, count in found.items():
         if count:
-            logger.info("%s of %s pairs that are scored are %s", f"{count:,}", f"{len(pairs):,}", what)
+            logger.info("%s of %s scored pairs are %s", f"{count:,}", f"{len(pairs):,}", what)
 
 
 def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> None:
@@ -162,7 +162,7 @@ def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> Non
 def _translate_all(
     folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
 ) -> list[str] | None:
-    """Return the best translation of each source; with several processes, in the main one alone."""
+    """Return the best translation of each source; with several processes, only in the main one."""
     from heedful.decoding.translation import Translator
 
     accelerator = None

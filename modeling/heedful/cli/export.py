@@ -1,4 +1,4 @@
-"""`heedful export`: a model written for other engines."""
+"""`heedful export`: a model for other engines."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,9 +10,9 @@ from typer import Option, Typer
 from heedful.cli import options
 
 export = Typer(help="Write a model for an engine outside Python.", no_args_is_help=True)
-Sentences = Annotated[Path | None, Option(help="Text file of sources, one a line. Default: the run's, or built-in.")]
-Compared = tuple[Path | None, int, bool]  # file and number of sentences, and --json
-Count = Annotated[int, Option(help="Sentences to compare on, drawn.")]
+Sentences = Annotated[Path | None, Option(help="Text file to compare on. Default: validation data or built-in.")]
+Compared = tuple[Path | None, int, bool]  # sentence file, number of sentences, --json
+Count = Annotated[int, Option(help="Number of sentences to compare on, drawn at random.")]
 
 
 def _export(write: Callable[..., Any], model: str, target: Path, compared: Compared, *settings: Any) -> None:
@@ -41,7 +41,7 @@ def export_to_onnx(
     count: Count = 500,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a model as ONNX files, after onnxruntime has given the same translations as `generate()`."""
+    """Write a model as ONNX files, if onnxruntime gives the same translations as `generate()`."""
     from heedful.export.onnx.onnx_export import export_onnx
 
     _export(export_onnx, model, target, (sentences, count, as_json), quantization)
@@ -52,13 +52,13 @@ def export_to_onnx(
 def export_to_ctranslate2(
     model: options.AnyModel,
     target: options.NewFolder,
-    quantization: Annotated[options.WeightType, Option(help="Of the weights; the device must know it.")] = "float32",
+    quantization: Annotated[options.WeightType, Option(help="Weight type that the device supports.")] = "float32",
     sentences: Sentences = None,
     count: Count = 500,
     as_json: options.AsJson = False,
     device: options.Device = None,
 ) -> None:
-    """Write a model for CTranslate2, after it has given the same translations as `generate()`."""
+    """Write a model for CTranslate2, if CTranslate2 gives the same translations as `generate()`."""
     from heedful.export.ctranslate2_export import export_ctranslate2
 
     _export(export_ctranslate2, model, target, (sentences, count, as_json), quantization, device)
@@ -69,12 +69,12 @@ def export_to_ctranslate2(
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
-    zero_start: Annotated[bool, Option("--zero-start", help="Start from zeros, as CTranslate2 demands.")] = False,
+    zero_start: Annotated[bool, Option("--zero-start", help="Start decoding from zeros, for CTranslate2.")] = False,
     sentences: Sentences = None,
     count: Count = 500,
     as_json: options.AsJson = False,
 ) -> None:
-    """Write a model as a class of transformers' own, which needs no code of ours, after it has computed the same."""
+    """Write a model for transformers alone, without Heed's code, if it computes the same."""
     from heedful.export.transformers_export import export_transformers
 
     _export(export_transformers, model, target, (sentences, count, as_json), zero_start)

@@ -10,13 +10,13 @@ from heedful.cli import options
 
 
 def init(
-    data: Annotated[list[Path], Option("--data", help="File or folder with your pairs; twice: two aligned files.")],
-    output: Annotated[Path | None, Option("-o", "--output", help="Recipe to write; its default is DATA.yaml.")] = None,
-    source: Annotated[str | None, Option(help="Language or column of the source; 1, a name, or a,b.")] = None,
-    target: Annotated[str | None, Option(help="Likewise of the target.")] = None,
+    data: Annotated[list[Path], Option("--data", help="File or folder with your pairs; twice for two files.")],
+    output: Annotated[Path | None, Option("-o", "--output", help="Recipe file to write. Default: DATA.yaml.")] = None,
+    source: Annotated[str | None, Option(help="Source language or column: ko, 1, or a,b for two columns.")] = None,
+    target: Annotated[str | None, Option(help="Target language or column: en, 2, or a name.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look at your pairs, and write a commented recipe that fits them and this machine."""
+    """Write a commented recipe that fits your pairs and this machine."""
     from heedful.proposals.first_recipe import named, write_first_recipe
 
     options.quieten()

@@ -1,4 +1,4 @@
-"""The command itself: its subcommands, which are imported at need, and its exit codes."""
+"""The command with its exit codes and its subcommands, imported only if needed."""
 
 import atexit
 import gc
@@ -26,11 +26,11 @@ PANELS = {
     "Publish": ("card", "page", "push", "convert", "export"),
     "Help": ("version",),
 }
-PLUGINS = "Laboratory"  # the panel of the commands that entry points `heedful.commands` add
+PLUGINS = "Laboratory"  # the panel for commands from entry points `heedful.commands`
 
 
 class Heedful(TyperGroup):
-    """The command `heedful`, which imports its subcommands at need."""
+    """The command `heedful`, which imports a subcommand only to run it."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -48,7 +48,7 @@ class Heedful(TyperGroup):
         else:
             return None
         panel, alone = self.panels.get(name, PLUGINS), Typer()
-        if isinstance(found, Typer):  # with subcommands of its own
+        if isinstance(found, Typer):  # a group of subcommands
             for each in found.registered_commands:
                 each.cls = options.Command
             alone.add_typer(found, name=name, rich_help_panel=panel)
@@ -89,13 +89,13 @@ LONGEST_MESSAGE = 2000  # characters
 
 def main() -> None:
     """Run the `heedful` command."""
-    # Saves the last collection of garbage: 0.03 of 0.26 s of `--help`, 0.1 of 3.7 s of `translate` with a tiny model.
+    # Skips the last garbage collection: 0.03 of 0.26 s of `--help`, 0.1 of 3.7 s of `translate` with a tiny model.
     atexit.register(gc.freeze)
     run(partial(app, prog_name="heedful"))  # also for `python -m heedful`
 
 
 def run(command: Callable[[], object]) -> None:
-    """Run a command line; a user's mistake ends it with one line on standard error and exit code 2."""
+    """Run a command. A user's mistake ends it with one line on standard error and exit code 2."""
     try:
         options.set_up_output("INFO" if rank() == 0 else "ERROR")
         with options.plain_warnings():
@@ -106,10 +106,10 @@ def run(command: Callable[[], object]) -> None:
                 sys.stdout.flush()
                 atexit.register(setattr, sys, "stdout", sys.stderr)  # for late messages of libraries
     except (BrokenPipeError, SystemExit) as error:
-        # The reader of the output is gone; typer makes this an exit code of 1.
+        # The output's reader is gone. Typer would exit with code 1.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
             raise
-        # Python's last flush would complain.
+        # Python's last flush would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except KeyboardInterrupt:
@@ -118,12 +118,12 @@ def run(command: Callable[[], object]) -> None:
         code, message = exit_code_of(error), str(error)
         if code is None:
             raise
-        if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:  # errors of files name them
+        if isinstance(error, OSError) and error.errno == ENOSPC and not error.filename:  # else it names them
             message += ": standard output"
         if len(message) > LONGEST_MESSAGE:  # it quotes data
             message = f"{message[:LONGEST_MESSAGE]}… ({len(message):,} characters)"
         if isinstance(error, MemoryError):
-            message = message or "What was asked for needs more memory than there is."
+            message = message or "The command needs more memory than this machine has."
         if isinstance(error, ModuleNotFoundError) and error.name:
             missing = error.name.partition(".")[0]
             message += f": pip install {DISTRIBUTIONS.get(missing, missing)}"
@@ -132,10 +132,10 @@ def run(command: Callable[[], object]) -> None:
 
 
 def exit_code_of(error: Exception) -> int | None:
-    """Return 2 for a mistake of the user, 1 for bad luck, and `None` for a bug."""
+    """Return 2 for a user's mistake, 1 for a failure of the machine or numbers, `None` for a bug."""
     if isinstance(error, ValueError | OSError | ImportError):
         return 2
-    lacks_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # as torch says it
+    lacks_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)  # torch's wording
     if lacks_memory or isinstance(error, FloatingPointError):
         return 1
     from huggingface_hub.errors import StrictDataclassError

@@ -1,4 +1,4 @@
-"""Shared by commands: options and arguments, their checks, output files, and a quiet terminal."""
+"""Options and arguments that commands share, their checks, output files, and quiet output."""
 
 import gc
 import gzip
@@ -21,35 +21,35 @@ from typer.models import OptionInfo
 
 from heedful.files import check_can_be_made, check_writable, json_line, written_whole
 
-Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1, mps; by default a GPU where there is one.")]
-Data = Annotated[list[str], Option("--data", help="File (or two text files), Hub dataset or builtin:SPLIT:COUNT.")]
-Source = Annotated[str, Option(help="Source language or column; a,b joins two.")]
+Device = Annotated[str | None, Option(help="Device: cpu, cuda, cuda:1 or mps. Default: a GPU if there is one.")]
+Data = Annotated[list[str], Option("--data", help="Pairs: a file (or two), Hub dataset or builtin:SPLIT:COUNT.")]
+Source = Annotated[str, Option(help="Source language or column; a,b joins two columns.")]
 Target = Annotated[str, Option(help="Target language or column.")]
 OwnSource = Annotated[str | None, Option("--source", help="Source language or column. Default: the model's.")]
 OwnTarget = Annotated[str | None, Option("--target", help="Target language or column. Default: the model's.")]
-BleuTokenizer = Annotated[str | None, Option(help="sacreBLEU's, for BLEU. Default: the model's, or what fits.")]
-Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case.")]
-Ter = Annotated[bool | None, Option("--ter/--no-ter", help="Compute TER. Default: if it takes two minutes at most.")]
-References = Annotated[str | None, Option("--references", help="Column of --data with lists of all right targets.")]
-Ignore = Annotated[str | None, Option("--ignore", help="Regular expression of what is not scored, such as [0-9].")]
-Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy. Default: the model's own.")]
-MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Default: the model's own.")]
-TargetLanguage = Annotated[str | None, Option("--to", help="Target language, of a model that knows several.")]
-TokenBudget = Annotated[int, Option(help="Padded source tokens times beams in one batch.")]
+BleuTokenizer = Annotated[str | None, Option(help="BLEU tokenizer. Default: the recipe's, else by language.")]
+Lowercase = Annotated[bool, Option("--lowercase", help="Ignore case in all scores.")]
+Ter = Annotated[bool | None, Option("--ter/--no-ter", help="Compute TER. Default: if it takes under two minutes.")]
+References = Annotated[str | None, Option("--references", help="Column of --data with lists of correct targets.")]
+Ignore = Annotated[str | None, Option("--ignore", help="Text not to score, as a regular expression: [0-9].")]
+Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy search. Default: the model's.")]
+MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Default: the model's limit.")]
+TargetLanguage = Annotated[str | None, Option("--to", help="Target language, for a multilingual model.")]
+TokenBudget = Annotated[int, Option(help="Batch size: padded source tokens times beams.")]
 Decoders = Literal["auto", "native", "generate"]
-Engine = Annotated[Decoders, Option(help="`native` is Heed's own, for the CPU; `auto` takes it where it can do it.")]
+Engine = Annotated[Decoders, Option(help="`native` is a fast decoder for CPUs; `auto` uses it if possible.")]
 WeightType = Literal[
     "float32", "bfloat16", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16"
 ]
-Precision = Annotated[Literal["float32", "int8"], Option(help="Of the native decoder.")]
+Precision = Annotated[Literal["float32", "int8"], Option(help="Weight type of the native decoder.")]
 Model = Annotated[Path, Argument(metavar="MODEL", help="Folder of a saved model.")]
 AnyModel = Annotated[str, Argument(metavar="MODEL", help="Folder of a saved model, or its id on the Hub.")]
 Revision = Annotated[str | None, Option(help="Branch, tag or commit of a model on the Hub.")]
 RecipeFile = Annotated[Path, Argument(metavar="RECIPE", help="A YAML file, or a name that `heedful recipes` lists.")]
-Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Such as optimization.max_updates=500.")]
+Overrides = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Recipe keys to set, such as seed=2.")]
 AsJson = Annotated[bool, Option("--json", help="Print the results as JSON.")]
-PairsFile = Annotated[Path, Option("-o", "--output", help="Pairs to write, .jsonl or .jsonl.gz.")]
-TextFile = Annotated[Path | None, Option("-o", "--output", help="File to write; else standard output.")]
+PairsFile = Annotated[Path, Option("-o", "--output", help="File for the pairs: .jsonl or .jsonl.gz.")]
+TextFile = Annotated[Path | None, Option("-o", "--output", help="Output file. Default: standard output.")]
 NewFolder = Annotated[Path, Argument(metavar="OUT", help="Folder to write; it must not exist.")]
 
 
@@ -57,7 +57,7 @@ TAKE_SENTENCES = ("translate", "attention", "align", "attention-numbers", "embed
 
 
 class Command(TyperCommand):
-    """A command whose error names everything missing, or explains -- before a sentence that begins with -."""
+    """A command whose errors name all missing arguments, and explain -- before a sentence with a leading -."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments."""
@@ -66,18 +66,18 @@ class Command(TyperCommand):
         except Exception as error:
             # typer does not export the classes.
             if type(error).__name__ == "NoSuchOption" and self.name in TAKE_SENTENCES:
-                error.message += ". A sentence that begins with - comes last, after --."  # type: ignore[attr-defined]
+                error.message += ". Put a sentence that begins with - last, after --."  # type: ignore[attr-defined]
             if type(error).__name__ == "MissingParameter":
                 given = self.make_parser(ctx).parse_args(args=[*args])[0]
                 missing = [each for each in self.get_params(ctx) if each.required and not given.get(str(each.name))]
                 names = [max(each.opts, key=len) if "-" in each.opts[0] else str(each.metavar) for each in missing]
-                error.message = f"All that is missing: {', '.join(names)}." * (len(names) > 1)  # type: ignore[attr-defined]
+                error.message = f"Missing: {', '.join(names)}." * (len(names) > 1)  # type: ignore[attr-defined]
             raise
 
 
 @contextmanager
 def quick_start(model: str | Path) -> Iterator[None]:
-    """Import and load without garbage collection, and without torchao unless weights are quantized: saves a second."""
+    """Pause garbage collection, and skip torchao unless weights are quantized. This saves a second."""
     config = Path(model) / "config.json"
     is_plain = config.is_file() and b"quantization_config" not in config.read_bytes()
     is_first = "transformers" not in sys.modules
@@ -87,7 +87,7 @@ def quick_start(model: str | Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if is_first:  # the next collection can skip it
+        if is_first:  # later collections skip these objects
             gc.freeze()
         gc.enable()
 
@@ -101,11 +101,11 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
         return Translator.from_pretrained(model, device, revision, **settings)
 
 
-CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but tabs and line ends
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tabs and line ends
 
 
 def visible(text: str) -> str:
-    """Escape the control characters in a text (as JSON does), which a terminal would obey."""
+    """Escape control characters, as JSON does, because a terminal would obey them."""
     return CONTROL_CHARACTER.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -128,9 +128,9 @@ class TerminalOutput:
         return getattr(self.stream, name)
 
 
-# Loggers that warn of internals, such as a cache of fonts.
+# Loggers with warnings about internals, such as a font cache.
 TALKATIVE = ("torchao", "torch.utils._pytree", "matplotlib")
-# Parameters in errors of functions, with their names in commands.
+# Parameters in functions' errors, with their names in commands.
 OTHER_NAMES = {
     "location": ("source", "texts", "data", "pairs"),
     "num_return_sequences": ("n_best",),
@@ -140,7 +140,7 @@ OTHER_NAMES = {
 
 
 def typed_names(command: Callable[..., Any]) -> dict[str, str]:
-    """Return the option or argument of each parameter that an error of a command may name."""
+    """Return the option or argument for each parameter that an error may name."""
     typed = {}
     for name, parameter in signature(command).parameters.items():
         for info in getattr(parameter.annotation, "__metadata__", ()):
@@ -174,22 +174,22 @@ STANDARD_OUTPUT = (None, Path("-"), Path("/dev/stdout"))
 
 
 def is_stream(path: Path | None) -> bool:
-    """Return whether a reader waits for the output: of standard output, a pipe or a device."""
+    """Return whether the output is a stream: standard output, a pipe or a device."""
     return path is None or path in STANDARD_OUTPUT or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def check_input(path: Path | None, option: str) -> None:
-    """Raise an error that names the option unless the path is a file, a pipe, or - for standard input."""
+    """Raise an error for the option unless its path is a file, a pipe, or - for standard input."""
     if path is not None and path != Path("-") and (path.is_dir() or not path.exists()):
-        raise FileNotFoundError(f"`{option}` must be a file of sentences, but {path} is none.")
+        raise FileNotFoundError(f"`{option}` must be a text file, but {path} is not a file.")
 
 
 def check_output(path: Path | None, option: str, inputs: Iterable[str | Path] = ()) -> None:
-    """Raise an error that names the option unless a file can be written there that is no input."""
+    """Raise an error for the option unless its file can be written and is not an input."""
     if path is not None and not is_stream(path):
         check_writable(path, name=option)
         if path.resolve() in {Path(given).resolve() for given in inputs}:
-            raise ValueError(f"`{option}` must be another file than those that are read, but {path} is one of them.")
+            raise ValueError(f"`{option}` must not be an input file, but {path} is one.")
 
 
 def check_pairs_file(output: Path, inputs: Iterable[str | Path] = ()) -> None:
@@ -211,7 +211,7 @@ def check_apart(**given: Any) -> None:
 
 
 def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> Any:
-    """Read the pairs of the command line: one place, or two text files."""
+    """Read the command line's pairs, from one place or two text files."""
     from heedful.data.sources import read_pairs as read
 
     if len(data) == 1 and source.isdigit() and target.isdigit():
@@ -219,7 +219,7 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
 
         one, other = (find_text_column(data[0], number, "--source") for number in (source, target))
         if (one, other) != (source, target):
-            report(f"{data[0]}: {source} and {target} by number, {one!r}, {other!r} by the first line")
+            report(f"{data[0]}: columns {source} and {target} are {one!r} and {other!r} in the first line")
         source, target = one, other
     return read(data[0] if len(data) == 1 else data, source, target, **settings)
 
@@ -230,7 +230,7 @@ def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str
     from heedful.data.tables import delimiters_of, kind_of_file
 
     is_plain = path is None or (column is None and kind_of_file(path) in (None, "txt"))
-    with suppress(ValueError):  # other bytes than UTF-8 are left out later
+    with suppress(ValueError):  # bytes that are not UTF-8 are removed later
         is_text = is_plain and path is not None and kind_of_file(path) and path.is_file()
         is_plain = delimiters_of(str(path), ("1", "1"))[0] != "\t" if is_text else is_plain
     if path is None or is_plain:
@@ -242,7 +242,7 @@ def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str
 
 
 def report(message: str) -> None:
-    """Write a message to standard error, on its own lines above the bars there."""
+    """Write a message to standard error, above its progress bars."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
     write = print if bars is None else bars.write
     write(visible(message), file=sys.stderr)
@@ -257,9 +257,9 @@ class VisibleHandler(logging.Handler):
 
 
 def set_up_output(level: str) -> None:
-    """Show the log of this package from a level on."""
+    """Show this package's log from a level on."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # another encoding must not lose the results of an hour
+        if isinstance(stream, TextIOWrapper):  # an encoding error must not lose hours of results
             stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(handlers=[VisibleHandler()], format="%(message)s")
     logging.getLogger("heedful").setLevel(level)
@@ -269,11 +269,11 @@ def set_up_output(level: str) -> None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Show warnings without their line of code."""
+    """Show warnings without their source line."""
 
     def report_warning(message: Warning | str, *_: Any, **__: Any) -> str:
         report(f"warning: {message}")
-        return ""  # nothing is left to be written
+        return ""  # already written
 
     written, warnings.formatwarning = warnings.formatwarning, report_warning
     try:
@@ -283,7 +283,7 @@ def plain_warnings() -> Iterator[None]:
 
 
 def quieten() -> None:
-    """Silence the progress bars of transformers and its warnings about internals."""
+    """Silence transformers' progress bars and warnings about internals."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -292,30 +292,30 @@ def quieten() -> None:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[TextIO]:
-    """Yield standard output, or a file that appears whole, compressed if it ends in .gz."""
+    """Yield standard output, or a file that appears only when complete (.gz is compressed)."""
     if path in STANDARD_OUTPUT:
         if not writes_unicode():
-            found = f"Standard output is {sys.stdout.encoding}: a character that it lacks is written as its number"
-            warnings.warn(f"{found}. `-o FILE` or PYTHONIOENCODING=utf-8 writes UTF-8.", stacklevel=2)
+            found = f"Standard output is {sys.stdout.encoding}, so missing characters are written as numbers"
+            warnings.warn(f"{found}. For UTF-8, pass `-o FILE` or set PYTHONIOENCODING=utf-8.", stacklevel=2)
         yield sys.stdout
         return
     new = [folder for folder in path.absolute().parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with nullcontext(path) if is_stream(path) else written_whole(path) as place, place.open("ab") as file:
-            # Without name and time: the same text makes the same file.
+            # Without name and time, the same text gives the same file.
             packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if path.suffix == ".gz" else file
             with packed, TextIOWrapper(packed, encoding="utf-8", newline="\n") as stream:
                 yield stream
     except BaseException:
         for folder in new:
-            with suppress(OSError):  # it may have another file by now
+            with suppress(OSError):  # another file may be there now
                 folder.rmdir()
         raise
 
 
 def progress_bar(source: Path | None = None, total: int | None = None, is_shown: bool = True) -> Any:
-    """Return a bar on a terminal's standard error that counts the lines of a file, or up to `total`."""
+    """Return a progress bar for a file's lines or `total`, shown if standard error is a terminal."""
     from tqdm import tqdm
 
     if source is not None and source.is_file() and source.suffix != ".gz" and sys.stderr.isatty():
@@ -330,12 +330,12 @@ def print_result(values: dict[str, Any], text: object, as_json: bool) -> None:
 
 
 def writes_unicode() -> bool:
-    """Return whether standard output has every character."""
+    """Return whether standard output can write all characters."""
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
 def write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
-    """Write pairs, perhaps made by `making`, and print how many, and how many were left out."""
+    """Write pairs (from `making`, if given), and print their number and the number left out."""
     count = 0
     with progress_bar() as bar, writing(output) as stream:
         for pair in pairs:
@@ -343,6 +343,6 @@ def write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = Non
             count += 1
             print(json_line(pair), file=stream)
         if not count and making is not None:
-            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} are left out.")
-    left_out = f"; {making.left_out:,} lines left out: empty, not ended, or repeating themselves" if making else ""
+            raise ValueError(f"{given} must hold sentences to translate, but all {making.left_out} were left out.")
+    left_out = f"; {making.left_out:,} lines left out: empty, cut off, or repetitive" if making else ""
     print(f"{count:,} pairs in {output}{left_out}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`heedful page`: a model as one HTML file."""
+"""`heedful page`: models in one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +10,10 @@ from heedful.cli import options
 
 def page(
     models: Annotated[list[str], Argument(metavar="MODEL…", help="Folders of saved models, or their ids on the Hub.")],
-    output: Annotated[Path, Option("--output", "-o", help="The page to write; it ends in .html.")],
-    example: Annotated[str | None, Option(help="Text to begin with. Default: that of the model's card.")] = None,
+    output: Annotated[Path, Option("--output", "-o", help="Page to write, ending in .html.")],
+    example: Annotated[str | None, Option(help="First text on the page. Default: the example of the card.")] = None,
 ) -> None:
-    """Write a page that translates without any network and shows how: one file, with the models inside."""
+    """Write one HTML file with the models inside, which translates offline and shows attention."""
     from heedful.export.page import write_page
 
     options.quieten()

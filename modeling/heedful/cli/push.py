@@ -1,4 +1,4 @@
-"""`heedful push`: a model sent to the Hub."""
+"""`heedful push`: upload a model to the Hub."""
 
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -14,15 +14,15 @@ Form = Literal["heed", "transformers"]
 
 def push(
     model: options.Model,
-    repository: Annotated[str, Argument(metavar="REPO", help="Its id on the Hub, such as name/model.")],
-    private: Annotated[bool | None, Option("--private/--public", help="If it is new. Default: its owner's.")] = None,
-    revision: Annotated[str | None, Option(help="Branch, made if it is not there.")] = None,
-    message: Annotated[str | None, Option(help="Of the commit.")] = None,
-    form: Annotated[Form, Option("--as", help="With our code, or as `heedful export transformers` does.")] = "heed",
-    dry_run: Annotated[bool, Option("--dry-run", help="Check all, list what is sent, and send nothing.")] = False,
+    repository: Annotated[str, Argument(metavar="REPO", help="Id on the Hub, such as name/model.")],
+    private: Annotated[bool | None, Option("--private/--public", help="Visibility if new. Default: owner's.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, created if missing. Default: main.")] = None,
+    message: Annotated[str | None, Option(help="Commit message.")] = None,
+    form: Annotated[Form, Option("--as", help="With Heed's code, or in a form that needs no code.")] = "heed",
+    dry_run: Annotated[bool, Option("--dry-run", help="Check and list the files without sending them.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Push a model to the Hub, with its code, tokenizers and card, in one commit."""
+    """Push a model to the Hub with its code, tokenizers and card, in one commit."""
     from heedful.cards import hub
 
     in_form: Any = nullcontext

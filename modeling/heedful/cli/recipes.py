@@ -6,11 +6,11 @@ from typer import Argument
 
 from heedful.cli import options
 
-Name = Annotated[str | None, Argument(metavar="[NAME]", help="Print its file; `keys`: every key and its meaning.")]
+Name = Annotated[str | None, Argument(metavar="[NAME]", help="Recipe or size to print; `keys` explains all keys.")]
 
 
 def recipes(name: Name = None, as_json: options.AsJson = False) -> None:
-    """List the recipes and model sizes that come with Heedful, or print one."""
+    """List Heedful's recipes and model sizes, or print one."""
     from heedful.training import recipe_file
 
     if name is not None:

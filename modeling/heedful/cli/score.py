@@ -1,4 +1,4 @@
-"""`heedful score`: how probable a model finds given translations."""
+"""`heedful score`: the log-probability of given translations."""
 
 import math
 import sys
@@ -22,18 +22,18 @@ def score(
     source: options.Source = "source",
     target: options.Target = "target",
     output: options.TextFile = None,
-    tokens: Annotated[bool, Option("--tokens", help="Write each token with its score, too.")] = False,
-    backward: Annotated[str | None, Option(help="A model of the other direction, to combine both.")] = None,
+    tokens: Annotated[bool, Option("--tokens", help="Also write each token with its score.")] = False,
+    backward: Annotated[str | None, Option(help="Model of the reverse direction, to combine both.")] = None,
     to: options.TargetLanguage = None,
-    backward_to: Annotated[str | None, Option(help="Language of the sources, of a model that knows several.")] = None,
-    token_budget: Annotated[int, Option(help="Padded tokens in one batch, sources and targets.")] = 8192,
-    as_json: Annotated[bool, Option("--json", help="Write JSON lines, as for a file that ends in .jsonl.")] = False,
+    backward_to: Annotated[str | None, Option(help="Source language, for a multilingual --backward model.")] = None,
+    token_budget: Annotated[int, Option(help="Padded tokens per batch, sources and targets.")] = 8192,
+    as_json: Annotated[bool, Option("--json", help="Write JSON lines; implied if --output ends in .jsonl.")] = False,
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Score how probable a model finds given translations, in nats; the order is kept.
+    """Score the log-probability of given translations in nats. The order is kept.
 
-    Writes a table (tab-separated, with a line of names), or the pairs and their scores as JSON lines.
+    Writes a tab-separated table with a header, or pairs with scores as JSON lines.
     """
     options.check_output(output, "--output", pairs)
     rows = options.read_pairs(pairs, source, target, streaming=True)
@@ -71,12 +71,12 @@ def _scored(rows: Iterable[dict[str, str]], directions: list[tuple[Any, str | No
         translator.score_pairs(map(itemgetter(*sides), copy), target_language=language, **settings)
         for (translator, language), copy, sides in zip(directions, copies, SIDES, strict=False)
     ]
-    # Strictly, so that each reaches its end, where it warns.
+    # Strictly, so that each iterator ends and warns.
     yield from zip(pairs, zip(*found, strict=True), strict=True)
 
 
 def _score_values(scores: Sequence[Any], with_tokens: bool) -> dict[str, Any]:
-    """Return the columns of the `PairScore`s of a pair, `None` where the pair has none."""
+    """Return a pair's scores as columns, `None` for a missing score."""
     from heedful.decoding.scoring import dual_cross_entropy
 
     values: dict[str, Any] = {}

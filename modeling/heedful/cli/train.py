@@ -1,4 +1,4 @@
-"""`heedful train`: a recipe carried out."""
+"""`heedful train`: train a model from a recipe."""
 
 from importlib import import_module
 from typing import Annotated
@@ -12,10 +12,10 @@ from heedful.training.processes.launcher import rank
 def train(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time, and train nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print sizes, memory and time without training.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a model by a recipe, test it, and save it with its tokenizer and card."""
+    """Train a model from a recipe, test it, and save it with its tokenizer and card."""
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe
 
@@ -23,7 +23,7 @@ def train(
     settings = read_recipe(recipe, overrides, complete)
     options.quieten()
     if dry_run:
-        estimate = import_module("heedful.checking.estimate").dry_run(settings)  # by all processes together
+        estimate = import_module("heedful.checking.estimate").dry_run(settings)  # in all processes
         if rank() == 0:
             print(estimate)
         return

@@ -1,4 +1,4 @@
-"""`heedful translate`: a file, standard input, or texts of the command line."""
+"""`heedful translate`: translate a file, standard input, or texts on the command line."""
 
 import gzip
 import os
@@ -17,25 +17,25 @@ from heedful.cli import options
 from heedful.files import bounded_lines, is_pipe, json_line, one_line, other_encoding, ready_lines
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
-CHUNK = 1024  # lines between steps of a bar
-MOST = 4096  # lines that are translated together
+CHUNK = 1024  # lines per step of the progress bar
+MOST = 4096  # lines translated together
 
 
 def translate(
     model: options.AnyModel,
-    text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Texts; what begins with - after --.")] = None,
-    source: Annotated[Path | None, Option("--input", help="File of texts, a line each; else standard input.")] = None,
-    column: Annotated[str | None, Option("--source", help="Column or language in --input, of a table.")] = None,
+    text: Annotated[list[str] | None, Argument(metavar="[TEXT]…", help="Texts; put -- before a leading -.")] = None,
+    source: Annotated[Path | None, Option("--input", help="Text file or table. Default: standard input.")] = None,
+    column: Annotated[str | None, Option("--source", help="Column or language, if --input is a table.")] = None,
     output: options.TextFile = None,
-    split: Annotated[bool, Option("--split", help="Take apart what is longer than the model has learned.")] = False,
-    paragraphs: Annotated[bool, Option("--paragraphs", help="Take each line apart; lists and markup stay.")] = False,
+    split: Annotated[bool, Option("--split", help="Split lines that are longer than those in training.")] = False,
+    paragraphs: Annotated[bool, Option("--paragraphs", help="Split lines into sentences; keep markup.")] = False,
     num_beams: options.Beams = None,
-    n_best: Annotated[int, Option("--n-best", help="Outputs for each text, best first.")] = 1,
-    scores: Annotated[bool, Option("--scores", help="Print each output's score before it.")] = False,
-    confidence: Annotated[bool, Option("--confidence", help="Print how good each is likely to be, in %.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON lines: text, score, confidence.")] = False,
+    n_best: Annotated[int, Option("--n-best", help="Number of outputs per text, best first.")] = 1,
+    scores: Annotated[bool, Option("--scores", help="Print each score before its output.")] = False,
+    confidence: Annotated[bool, Option("--confidence", help="Print the expected quality in percent.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON lines with text, score and confidence.")] = False,
     max_new_tokens: options.MaxNewTokens = None,
-    early_stopping: Annotated[bool | None, Option(help="End beam search early. Default: the model's own.")] = None,
+    early_stopping: Annotated[bool | None, Option(help="Stop beam search early. Default: the model's.")] = None,
     to: options.TargetLanguage = None,
     token_budget: options.TokenBudget = 8192,
     engine: options.Engine = "auto",
@@ -43,14 +43,14 @@ def translate(
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Turn texts into texts, such as translations: a file or standard input line by line; the order is kept."""
+    """Translate texts, a file, or standard input line by line. The order is kept."""
     if text and source is not None:
-        raise ValueError(f"`--input` must be left out where sentences are given, but is {source} instead.")
+        raise ValueError(f"`--input` must be left out if TEXT is given, but is {source} instead.")
     options.check_input(source, "--input")
     if column is not None and source is None:
         raise ValueError(f"`--source` must come with a table as `--input`, but is {column!r} without one.")
     for name in filter(os.path.isfile, text or ()):
-        warnings.warn(f"{name} is taken as a text; the lines of that file are read by `--input {name}`.", stacklevel=2)
+        warnings.warn(f"{name} is translated as a text. To translate the file, use `--input {name}`.", stacklevel=2)
     options.check_output(output, "--output", filter(None, [source]))
     table = options.texts_of(source, column, "--source")
     options.check_apart(json=as_json, scores=scores)
@@ -74,11 +74,11 @@ def translate(
     is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
         if is_dialogue:
-            print("Sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+            print("Type sentences, one per line. Ctrl-D ends.", file=sys.stderr)
         found = translator.translate_lines(lines, chunk_size=None, progress=bar.update, **settings)
         for translation in chain.from_iterable(found):
             values = {"score": translation.score} if scores or as_json else {}
-            if confidence:  # text without translation has none
+            if confidence:  # a text without translation has none
                 (ids,) = translator.tokenizers.encode_source([str(next(sources)).removeprefix("\ufeff")], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None
                 values["confidence"] = None if rated is None else round(rated, 1)
@@ -94,7 +94,7 @@ def translate(
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[list[str]]:
-    """Yield the lines of a file or standard input, in lists that need no waiting; broken UTF-8 is left out."""
+    """Yield the lines of a file or standard input in lists, as soon as they arrive, without broken UTF-8."""
     if path is None or str(path) in ("-", "/dev/stdin"):
         return _lists_of(nullcontext(sys.stdin.buffer), "Standard input", left_out)
     return _lists_of(gzip.open(path) if path.suffix == ".gz" else path.open("rb"), path, left_out)
@@ -124,6 +124,6 @@ def _lists_of(opened: Any, path: str | Path, left_out: str) -> Iterator[list[str
                     lines = []
             yield lines
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} must be a whole gzip file, but breaks after line {number}: {error}.") from error
+        raise ValueError(f"{path} must be a complete gzip file, but breaks after line {number}: {error}.") from error
     if broken > 3:
         warnings.warn(f"{broken - 3} more lines are not UTF-8.", stacklevel=2)

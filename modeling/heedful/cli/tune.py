@@ -1,4 +1,4 @@
-"""`heedful tune`: a search for settings that fit."""
+"""`heedful tune`: a search for good settings."""
 
 import sys
 from dataclasses import asdict
@@ -9,16 +9,19 @@ from typer import Option
 
 from heedful.cli import options
 
+KNOBS = "Setting to vary: vocabulary, width, depth, dropout, learning_rate, or KEY=A,B. Default: all that fit."
+Vary = Annotated[list[str] | None, Option(help=KNOBS)]
+
 
 def tune(
     recipe: options.RecipeFile,
     overrides: options.Overrides = None,
-    minutes: Annotated[float, Option(min=0.1, help="When to stop; the same command goes on later.")] = 60,
-    output: Annotated[Path | None, Option("-o", "--output", help="Its folder. Default: runs/NAME-tune.")] = None,
-    vary: Annotated[list[str] | None, Option(help="vocabulary, width, depth, dropout, learning_rate, KEY=A,B")] = None,
+    minutes: Annotated[float, Option(min=0.1, help="Time limit. The same command continues later.")] = 60,
+    output: Annotated[Path | None, Option("-o", "--output", help="Folder to write. Default: runs/NAME-tune.")] = None,
+    vary: Vary = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Search for the settings that suit the data: train many times, give up what is worse, write the best recipe."""
+    """Search for the settings that suit the data: train many models, stop bad ones early, write the best recipe."""
     from heedful.proposals import tuning
     from heedful.proposals.proposal import complete
     from heedful.training.recipe_file import read_recipe, read_values
@@ -34,10 +37,10 @@ def tune(
     lines = []
     for trial in search.trials:
         values = ", ".join(f"{knob} {value}" for knob, value in trial.values.items())
-        note = f"given up after {trial.updates} updates" if trial.is_pruned else ""
+        note = f"stopped after {trial.updates} updates" if trial.is_pruned else ""
         lines.append(f"{trial.loss:.4f}  {values}  {note}".rstrip())
     if search.has_unfinished:
-        print("The last trial is not at its end: the same command goes on with it.", file=sys.stderr)
+        print("The last trial is unfinished. Run the same command again to continue it.", file=sys.stderr)
     if search.trials:
         lines += [f"picture: {folder / tuning.PICTURE}", f"recipe: {search.recipe}"]
         lines.append(f"Now: heedful train {search.recipe}")

@@ -1,4 +1,4 @@
-"""`heedful verify`: a saved model checked."""
+"""`heedful verify`: checks of a saved model."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,14 +11,14 @@ from heedful.files import read_lines
 
 def verify(
     model: options.Model,
-    text: Annotated[list[str] | None, Option("--text", help="Sentence to try the model with; repeatable.")] = None,
-    data: Annotated[Path | None, Option("--data", help="Text file of such sentences, one a line.")] = None,
-    trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run code that is not Heed's.")] = False,
+    text: Annotated[list[str] | None, Option("--text", help="Sentence to test with; may be repeated.")] = None,
+    data: Annotated[Path | None, Option("--data", help="File of sentences to test with, one per line.")] = None,
+    trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run custom code in the folder.")] = False,
     as_json: options.AsJson = False,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="To compute in.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Option(help="Number type to compute in.")] = "float32",
     device: options.Device = None,
 ) -> None:
-    """Check a saved model, Heed's or any encoder-decoder: batches, padding, cache, loss, saving, tokenizers."""
+    """Check a saved model (Heed or another encoder-decoder): batches, padding, cache, loss, saving, tokenizers."""
     from heedful.verification.verification import verify as verify_model
 
     texts = list(text or [])

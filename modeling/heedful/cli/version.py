@@ -1,8 +1,8 @@
-"""`heedful version`: versions of what is installed."""
+"""`heedful version`: installed versions."""
 
 
 def version() -> None:
-    """Print the versions of Heedful and of the packages under it."""
+    """Print the versions of Heedful and the packages it uses."""
     from importlib.metadata import version as version_of
 
     for name in ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate"):

@@ -132,17 +132,17 @@ def test_a_piece_is_left_out_where_the_models_own_training_data_have_it_and_a_mi
         result = add_language(source, place / name, new(old=old))
         vocabulary = TokenizerPair.from_pretrained(name).source.get_vocab()
         pieces.append([piece for piece in vocabulary if piece in ("Ġdlouho", "Ġparku")])
-        assert "old texts have the greedy output" in result.notes[-1]
+        assert "old texts have the same greedy output" in result.notes[-1]
     assert pieces == [["Ġparku"], []]
     (source / "one.tsv").unlink()
-    must = "`old` must name what the model was trained on, for `data.train` of .*/one.tsv in the model's folder does"
+    must = "`old` must name the model's training data, because `data.train` of .*/one.tsv in the model's folder does"
     assert_error(must, add_language, source, place / "none", new(old=[]))
 
 
 @pytest.mark.parametrize("algorithm", ["word", "character"])
 def test_vocabularies_of_words_and_characters_get_a_tag_alone(place, algorithm):
     source = of_languages(place / "model", algorithm)
-    assert_error("must be of the kinds BPE or Unigram", add_language, source, place / "larger", new())
+    assert_error("must be BPE or Unigram to get", add_language, source, place / "larger", new())
     add_language(source, place / "larger", new(pieces=0))
     before, after = (TokenizerPair.from_pretrained(folder) for folder in (source, "larger"))
     assert (after.languages, len(after.source)) == (("ko", "en", "cs"), len(before.source) + 1)
@@ -209,7 +209,7 @@ def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
         (("model", "--source-language", "ko"), "`--source-language` must be None for a Heed model"),
         (("model", "--target-language", "ko"), "`--add-language` must not come with --target-language"),
         (("model", "--decoder-layers", 1), "`--add-language` must not come with --decoder-layers"),
-        (("one",), "one must know several target languages, which its recipe names"),
+        (("one",), "one must have several target languages in its recipe"),
         (("rnn",), "must be heed or m2m_100 .* but is heed_rnn"),
         (("untied",), "`share_encoder_decoder_embeddings` must be True for `--add-language`"),
         (("nllb", "--add-language", "ces_Latn", "--like", "eng_Latn"), "the model has ces_Latn already"),
@@ -225,7 +225,7 @@ def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
     assert "`--like` must be left out without" in refused("convert", "model", "larger", "--like", "ko")
     assert_refused(
         [
-            ("model", "`old` must name texts of the old languages"),
+            ("model", "`old` must name texts in the old languages"),
             (m2m100(place / "m2m"), "fast one .* M2M100Tokenizer"),
         ],
         lambda model: add_language(model, place / "larger", NewLanguage("cs", "new.tsv")),
@@ -247,12 +247,12 @@ def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, mon
         change_json(source / "generation_config.json", **settings, max_new_tokens=12)
         note = add_language(source, place / f"own{same}", new()).notes[-1]
         assert (
-            f"12 old texts have the greedy output that they had, and {same} of them the one by the model's own" in note
+            f"12 old texts have the same greedy output as before, and {same} of them also with the model's own" in note
         )
     monkeypatch.setattr(addition, "_grown_model", likelier)
     assert_error("greedy output differs for 12 of 12 old texts", add_language, source, place / "larger", new())
     monkeypatch.setattr(addition, "largest_difference", lambda *_: 2e-5)
-    assert_error("logits of the larger model differ by 2.0e-05", add_language, source, place / "larger", new())
+    assert_error("larger model's logits differ by 2.0e-05", add_language, source, place / "larger", new())
     assert not Path("larger").exists()
 
 

@@ -1,1 +1,1 @@
-"""Models of transformers' own classes become Heed models that compute the same, and Heed models become theirs."""
+"""Convert transformers models into equal Heed models, and back."""

@@ -1,4 +1,4 @@
-"""The classes of transformers that can become Heed models, and back: their options, fields and names of weights."""
+"""The transformers classes that convert to Heed models and back: their options, fields and weight names."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from heedful.configuration_heed import GATED_ACTIVATIONS, HeedConfig
 from heedful.messages_heed import wrong
 from heedful.positions_heed import T5_BUCKETS, T5_MAX_DISTANCE, sinusoids
 
-ROUNDING = 2e-3  # what half precision leaves of a sine
+ROUNDING = 2e-3  # a sine's error in half precision
 COPIED_FIELDS = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "activation_function", "max_position_embeddings", "scale_embedding",
@@ -31,32 +31,32 @@ RENAMINGS = {
 }
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 SIDES = ("encoder", "decoder")
-# What a Heed model with a stock form must have: always, and unless its family says otherwise.
+# What a Heed model with a stock form must have: always, and by default for each family.
 COMMON: dict[str, Any] = {"share_encoder_decoder_embeddings": True, "position_offset": 0}
 COMMON |= dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"))
 ORIGINAL: dict[str, Any] = {"norm_type": "layernorm", "norm_placement": "post", "embedding_norm": False}
 ORIGINAL |= {"position_encoding": "sinusoidal", "attention_scoring": "scaled_dot", "layer_norm_eps": 1e-5}
 ORIGINAL |= {"tie_output_embeddings": True, "tie_word_embeddings": True}
-FIRST_POSITION = 2  # first row of learned positions in BART's and mBART's tables
+FIRST_POSITION = 2  # first row of BART's and mBART's learned positions
 
 Weights = dict[str, torch.Tensor]
-Choices = dict[str, Sequence[Any]]  # fields of a config, with their possible values
+Choices = dict[str, Sequence[Any]]  # config fields with their possible values
 
 
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers, with what converting it and writing it need."""
+    """A transformers class, with the facts for converting and writing it."""
 
     model_class: str
     options: Mapping[str, Any]  # of `HeedConfig`
     fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
 
     def read_choices(self, config: Any) -> Choices:
-        """Return what their fields must be for a Heed model to compute the same."""
+        """Return the field values that a Heed model can reproduce."""
         return {}
 
     def heed_options(self, config: Any) -> dict[str, Any]:
-        """Return the options of `HeedConfig` that compute what one of their configs says."""
+        """Return the `HeedConfig` options equal to one of their configs."""
         options = {**self.options, **{ours: getattr(config, theirs) for ours, theirs in self.fields.items()}}
         if config.model_type == "m2m_100":
             options["position_offset"] = config.pad_token_id + 1
@@ -65,7 +65,7 @@ class Family:
         return options | {"attention_bias": True}
 
     def heed_weights(self, theirs: PreTrainedModel, config: HeedConfig) -> Weights:
-        """Return their weights under our names; shared weights share their memory."""
+        """Return their weights under our names; shared weights share memory."""
         weights = {}
         for name, value in theirs.state_dict().items():
             if name == "final_logits_bias":
@@ -76,13 +76,13 @@ class Family:
                     exact_sinusoids(name, value, config)
                 else:
                     weights[name] = value[FIRST_POSITION:]
-            elif name != "model.shared.weight":  # a second name of the embeddings
+            elif name != "model.shared.weight":  # another name of the embeddings
                 weights[name] = value
         order = paper_order(config)
         return _renamed(weights, RENAMINGS, None if order is None else order.argsort())
 
     def write_choices(self, config: Any) -> Choices:
-        """Return what our fields must be for the class to compute the same."""
+        """Return our field values that the class can reproduce."""
         choices = self.fixed_choices(config, ORIGINAL)
         choices.pop("sinusoid_layout", None)  # features can be reordered
         if self.model_class.startswith("M2M100"):
@@ -94,12 +94,12 @@ class Family:
         return choices
 
     def fixed_choices(self, config: Any, wanted: Mapping[str, Any]) -> Choices:
-        """Return fields with their one value, and the default numbers of key heads."""
+        """Return fields with one possible value, and the default numbers of key heads."""
         choices: Choices = {name: (value,) for name, value in {**COMMON, **wanted, **self.options}.items()}
         return choices | plain_heads(config)
 
     def stock_options(self, config: HeedConfig) -> dict[str, Any]:
-        """Return the fields of their config that computes the same."""
+        """Return their config's fields with the same meaning."""
         options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
         options |= {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}  # some classes have other defaults
         if self.model_class.startswith("Marian"):
@@ -109,7 +109,7 @@ class Family:
         return options
 
     def stock_weights(self, ours: Any, stock: PreTrainedModel) -> Weights:
-        """Return all weights of their class: ours under their names, with features in their order."""
+        """Return all their weights: ours under their names, with features in their order."""
         config, weights = ours.config, {}
         for name, value in written_out(ours).items():
             if name == "lm_head.bias":
@@ -119,13 +119,13 @@ class Family:
             weights[name] = value
         weights = _renamed(weights, {ours: theirs for theirs, ours in RENAMINGS.items()}, paper_order(config))
         weights["model.shared.weight"] = weights["model.encoder.embed_tokens.weight"]
-        own = stock.state_dict()  # sinusoids stay; missing biases are zero
+        own = stock.state_dict()  # keep sinusoids; missing biases are zero
         zero = {name: torch.zeros_like(value) for name, value in own.items() if "embed_positions" not in name}
         return {**own, **zero, **weights}
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-T5_NAMES = {  # of a decoder layer, ours and theirs
+T5_NAMES = {  # decoder layers, ours and theirs
     "self_attn_residual.norm": "layer.0.layer_norm",
     **{f"self_attn.{part}": f"layer.0.SelfAttention.{part[0]}" for part in PROJECTIONS},
     "cross_attn_residual.norm": "layer.1.layer_norm",
@@ -136,21 +136,21 @@ T5_NAMES = {  # of a decoder layer, ours and theirs
     "feed_forward.fc2": "layer.2.DenseReluDense.wo",
 }
 T5_TABLE = "{}.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"
-# Their gated-gelu has another activation, gelu_new.
+# Their gated-gelu uses gelu_new.
 T5_GATES = {inner: ours for ours, inner in GATED_ACTIVATIONS.items() if ours != "geglu"}
 
 
 @dataclass(frozen=True)
 class T5Family(Family):
-    """T5 and its kin have no biases, and multiply a tied output by 1/√d_model, which Heed's last norm holds."""
+    """T5 and its variants have no biases, and scale a tied output by 1/√d_model, stored in Heed's last norm."""
 
     def read_choices(self, config: Any) -> Choices:
-        """Return our number of buckets of distances, and our gates."""
+        """Return our number of distance buckets, and our gates."""
         gates = T5_GATES if config.is_gated_act else {config.dense_act_fn: config.dense_act_fn}
         return {"relative_attention_num_buckets": (T5_BUCKETS,), "dense_act_fn": tuple(gates)}
 
     def heed_options(self, config: Any) -> dict[str, Any]:
-        """Return options with one dropout for all, and queries without scaling."""
+        """Return options with one dropout, and without query scaling."""
         options = {ours: getattr(config, theirs) for ours, theirs in self.fields.items()}
         options |= {f"decoder_{name}": options[f"encoder_{name}"] for name in ("attention_heads", "ffn_dim")}
         inner, dropout = config.dense_act_fn, config.dropout_rate
@@ -159,7 +159,7 @@ class T5Family(Family):
         return {**self.options, **options, "attention_scoring": "dot", "scale_embedding": False}
 
     def heed_weights(self, theirs: Any, config: HeedConfig) -> Weights:
-        """Return their weights, the biases of all layers in one matrix, and the output's factor in the last norm."""
+        """Return their weights: all layers' biases in one matrix, the output factor in the last norm."""
         held, names = theirs.state_dict(), self._names(config)
         weights = {names[name]: value for name, value in held.items() if name in names}
         for side in SIDES:
@@ -173,7 +173,7 @@ class T5Family(Family):
         return weights
 
     def write_choices(self, config: Any) -> Choices:
-        """Return choices with any scaling: queries can hold 1/√d_k, and embeddings √d_model."""
+        """Return choices with any scaling, because queries can hold 1/√d_k, and embeddings √d_model."""
         heads = config.encoder_attention_heads
         fixed = {"attention_bias": False, "output_bias": False, "tie_word_embeddings": True}
         choices = self.fixed_choices(config, fixed)
@@ -188,7 +188,7 @@ class T5Family(Family):
         return choices
 
     def stock_options(self, config: Any) -> dict[str, Any]:
-        """Return fields that mean the same in all versions."""
+        """Return fields with the same meaning in all versions."""
         options = {theirs: getattr(config, ours) for ours, theirs in self.fields.items()}
         gate = GATED_ACTIVATIONS.get(config.activation_function)
         options["feed_forward_proj"] = f"gated-{gate}" if gate else config.activation_function
@@ -199,7 +199,7 @@ class T5Family(Family):
         return options | {"tie_word_embeddings": self._scales_output(config)}  # they infer scaling from it
 
     def stock_weights(self, ours: Any, stock: Any) -> Weights:
-        """Return weights that hold our factors; the stock model gets an output of its own if ours has one."""
+        """Return weights that include our factors, with a separate output matrix if ours has one."""
         config, held = ours.config, written_out(ours)
         weights = {name: held[own] for name, own in self._names(config).items() if own in held}
         for side in SIDES:
@@ -220,12 +220,12 @@ class T5Family(Family):
         return weights
 
     def _scales_output(self, config: Any) -> bool:
-        """Return whether input and output are one matrix; older versions of umT5 always have two."""
+        """Return whether input and output share a matrix; in older umT5 versions they never do."""
         has_two = self.options["relative_bias_in_each_layer"]
         return config.tie_word_embeddings and config.tie_output_embeddings and not has_two
 
     def _names(self, config: Any) -> dict[str, str]:
-        """Return our name of each of their weights, except distances and second names of embeddings."""
+        """Return our name for each of their weights, except distances and duplicate embedding names."""
         is_gated = config.activation_function in GATED_ACTIVATIONS
         names = {"shared.weight": EMBEDDINGS[0], "lm_head.weight": EMBEDDINGS[2]}
         for side in SIDES:
@@ -262,7 +262,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta")  # possible encoders of a Heed mod
 
 
 def stock_kind(config: HeedConfig) -> str:
-    """Return the family that is nearest to a Heed model."""
+    """Return the family nearest to a Heed model."""
     is_pre = config.norm_placement == "pre"
     if config.position_encoding == "t5":
         return "umt5" if config.relative_bias_in_each_layer else "t5"
@@ -274,12 +274,12 @@ def stock_kind(config: HeedConfig) -> str:
 
 
 def plain_heads(config: Any) -> Choices:
-    """Return the numbers of key heads without grouped queries."""
+    """Return the key head counts without grouped queries."""
     return {f"{side}_key_value_heads": (None, getattr(config, f"{side}_attention_heads")) for side in SIDES}
 
 
 def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    """Yield an error for each field that has none of its choices; a missing field counts as the first."""
+    """Yield an error for each field with another value than its choices; a missing field has the first."""
     for name, values in choices.items():
         if getattr(config, name, values[0]) not in values:
             shown = " or ".join(str(value) for value in values if value is not None or len(values) == 1)
@@ -287,7 +287,7 @@ def field_faults(config: Any, choices: Mapping[str, Sequence[Any]]) -> Iterator[
 
 
 def written_out(ours: Any) -> Weights:
-    """Return a Heed model's weights, those of a shared layer once for each use."""
+    """Return a Heed model's weights, repeated for each use of shared layers."""
     weights = {}
     for name, value in ours.state_dict().items():
         stack = ours.model.encoder if ".encoder." in name else ours.model.decoder
@@ -297,7 +297,7 @@ def written_out(ours: Any) -> Weights:
 
 
 def paper_order(config: HeedConfig) -> torch.Tensor | None:
-    """Return which of our features each of theirs is, `(d_model,)`; None if the order is the same."""
+    """Return our feature index for each of theirs, `(d_model,)`, or None if the order is the same."""
     if config.position_encoding != "sinusoidal" or config.sinusoid_layout != "interleaved":
         return None
     features = torch.arange(config.d_model)
@@ -307,7 +307,7 @@ def paper_order(config: HeedConfig) -> torch.Tensor | None:
 def exact_sinusoids(
     name: str, table: torch.Tensor, config: HeedConfig, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return the exact sinusoids of a table that holds them rounded to a dtype; else a `ValueError` names it."""
+    """Return a rounded table's exact sinusoids; a `ValueError` names any other table."""
     layout = "concatenated" if config.sinusoid_layout == "interleaved" else config.sinusoid_layout
     expected = sinusoids(torch.arange(len(table)), config.d_model, layout)
     if layout == "tensor2tensor" and not table[config.pad_token_id].any():
@@ -319,7 +319,7 @@ def exact_sinusoids(
 
 
 def _renamed(weights: Weights, renamings: Mapping[str, str], order: torch.Tensor | None) -> Weights:
-    """Return weights under other names; `order`, if any, reorders what writes and reads features of d_model."""
+    """Return renamed weights; `order`, if any, reorders the d_model features of inputs and outputs."""
     found = {}
     for name, value in weights.items():
         module, kind = f".{name}".split(".")[-2:]

@@ -1,8 +1,8 @@
-"""Add a target language to a model of several: a tag, and pieces for words that the tokenizer cuts badly.
+"""Add a target language to a multilingual model: a tag, and pieces for badly segmented words.
 
-No text of the old languages contains a new piece, so its ids stay. A piece's row and bias are the means over its old
-pieces; the tag's row is a copy of a relative's. A mean is at most its largest part, so before training greedy output
-stays. Probabilities fall, by a factor that depends on the state, so beams may come in another order.
+Texts in old languages contain no new piece, so their ids stay. A piece's row and bias are the means over its old
+pieces; the tag's row is a copy of a relative's. A mean is at most its largest part, so greedy output stays the same
+before training. Probabilities fall by a factor that depends on the state, so beams may change their order.
 """
 
 import copy
@@ -35,21 +35,21 @@ from heedful.messages_heed import wrong
 from heedful.symbols_heed import trimmed
 from heedful.training.recipe_file import recipe_of
 
-COMPARED = 100  # texts of the old languages, translated before and after
-MOST_TOKENS = 100  # of a greedy output
-TOLERANCE = 1e-5  # of a logit in float32: matrices of other sizes round differently
+COMPARED = 100  # old languages' texts, translated before and after
+MOST_TOKENS = 100  # greedy output
+TOLERANCE = 1e-5  # logits in float32: matrices of other sizes round differently
 SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
 
 
 @dataclass(frozen=True)
 class NewLanguage:
-    """A language to add, and the texts from which its pieces are learned."""
+    """A language to add, and texts to learn its pieces from."""
 
     name: str  # as `--to` names it, or NLLB's token, such as jej_Hang
-    pairs: str  # with texts of the language, as `read_pairs` takes them
+    pairs: str  # texts in the language, for `read_pairs`
     column: str = "target"  # of the texts
-    like: str | None = None  # a known language; by default the first one, of a checkpoint its own
-    pieces: int = 500  # the most to learn
+    like: str | None = None  # a known language; default: the first, or the checkpoint's
+    pieces: int = 500  # most pieces to learn
     old: Sequence[str] = ()  # files of the old languages, in addition to the model's training data
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class NewLanguage:
 
 
 class Piece(NamedTuple):
-    """A new piece of a vocabulary."""
+    """A new vocabulary piece."""
 
     halves: tuple[str, str]  # may be new
     parts: list[str]  # old pieces
@@ -78,10 +78,10 @@ class _Begun(NamedTuple):
 def add_language(
     source: str | Path, target: str | Path, new: NewLanguage, source_language: str | None = None
 ) -> Conversion:
-    """Write a folder with a model that knows one target language more; before training, greedy outputs stay.
+    """Write a model with one more target language. Before training, its greedy outputs are the same.
 
-    `source` is a Heed model of several target languages, or an NLLB checkpoint, which is converted for the direction
-    from `source_language` into the relative. The errors are those of `convert`.
+    `source` is a Heed model with several target languages, or an NLLB checkpoint, which is converted from
+    `source_language` into the relative. It raises the errors of `convert`.
     """
     check_is_new(Path(target))
     texts = [text for pair in read_pairs(new.pairs, new.column, new.column) if (text := trimmed(pair["target"]))]
@@ -102,14 +102,14 @@ def add_language(
             assert all(_ids(backend, word) == _ids(after, word) for word in old_words)
             lengths = (sum(n * len(_ids(each, word)) for word, n in words.items()) for each in (after, backend))
             mean, mean_before = (length / len(texts) for length in lengths)
-            what = f"a text of the language has {mean:.1f} tokens on average instead of {mean_before:.1f}"
-            notes.append(f"{len(pieces)} new pieces begin as means of the pieces that they are made of: {what}.")
+            what = f"texts in the language have {mean:.1f} tokens on average instead of {mean_before:.1f}"
+            notes.append(f"{len(pieces)} new pieces begin as means of their parts: {what}.")
         larger = _grown_model(begun, len(grown.source), first, pieces)
         grown.check_config(larger.config)
         difference, same = _compare(begun, larger, grown, compared, first)
-        why = "probabilities are smaller, because the softmax has more terms, and beams may come in another order"
-        kept = f"{len(compared)} old texts have the greedy output that they had"
-        notes.append(f"{kept}, and {same} of them the one by the model's own settings; {why}.")
+        why = "probabilities are smaller, because the softmax has more terms, and beams may change their order"
+        kept = f"{len(compared)} old texts have the same greedy output as before"
+        notes.append(f"{kept}, and {same} of them also with the model's own settings: {why}.")
         if begun.conversion is not None:
             larger.generation_config.forced_bos_token_id = first
         torch.nn.Module.to(larger, begun.dtype).save_pretrained(folder)
@@ -121,11 +121,11 @@ def add_language(
 
 
 def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) -> dict[str, Piece]:
-    """Continue BPE (Sennrich et al., 2016) on counted words: the commonest two neighbours become a piece, in order.
+    """Continue BPE (Sennrich et al., 2016) on counted words: the commonest neighbours become a piece, in order.
 
-    Ties go by the strings; pairs that come once are left out. A piece must not occur in the text `old`, and must not
-    repeat one piece, whose row it would get. A piece of Unigram scores the logarithm of its share in the tokens, and
-    must have more than its parts together, so that Unigram chooses it.
+    Ties are broken by the strings; pairs that occur once are skipped. A piece must not occur in the text `old`, and
+    must not repeat a single piece, because it would get that row. A Unigram piece scores the logarithm of its share in
+    the tokens, and must score more than its parts together, so that Unigram chooses it.
     """
     state = json.loads(backend.to_str())["model"]
     scores = dict(state["vocab"]) if state["type"] == "Unigram" else None
@@ -166,7 +166,7 @@ def learn_pieces(backend: Any, words: Mapping[str, int], old: str, most: int) ->
 
 
 def _mergeable(backend: Any, vocabulary: Mapping[str, int], word: str) -> Iterator[list[str]]:
-    """Yield a word's runs of pieces that are its text, without bytes and unknown pieces."""
+    """Yield runs of pieces that spell a word, without bytes and unknown pieces."""
     run: list[str] = []
     for token in backend.model.tokenize(word):
         if token.value in word and vocabulary.get(token.value) == token.id:
@@ -188,7 +188,7 @@ def _merged(cut: list[str], two: tuple[str, str]) -> list[str]:
 
 
 def _words(backend: Any, text: str) -> list[str]:
-    """Return the parts of a text that may hold pieces, as the pieces are spelled."""
+    """Return the text parts that may hold pieces, in the pieces' spelling."""
     text = text if backend.normalizer is None else backend.normalizer.normalize_str(text)
     parts = [(text, ())] if backend.pre_tokenizer is None else backend.pre_tokenizer.pre_tokenize_str(text)
     return [word for word, _ in parts]
@@ -218,7 +218,7 @@ def _begin(source: str, new: NewLanguage, source_language: str | None) -> _Begun
     if conversion is not None:
         token, relative = new.name, pair.target.convert_ids_to_tokens(model.generation_config.forced_bos_token_id)
     elif len(pair.languages) < 2:
-        must = "know several target languages, which its recipe names, to learn one more"
+        must = "have several target languages in its recipe to learn one more"
         raise ValueError(f"The model in {source} must {must}, but it has no tags `<2xx>`.")
     else:
         token, relative = f"<2{new.name}>", f"<2{new.like or pair.languages[0]}>"
@@ -239,7 +239,7 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
         kind += " without merges" * (not model["merges"])
         kind += " with marks of words" * bool(model["continuing_subword_prefix"] or model["end_of_word_suffix"])
     if kind not in ("BPE", "Unigram") and (pieces or kind[:3] not in ("BPE", "Wor")):
-        must = "of the kinds BPE or Unigram to get new pieces (`pieces` of 0 adds a tag alone)"
+        must = "BPE or Unigram to get new pieces (`pieces` of 0 adds only a tag)"
         raise ValueError(f"The tokenizer must be {must}, but is {kind} instead.")
 
 
@@ -256,11 +256,11 @@ def _old_texts(source: Path, old: Sequence[str]) -> Iterator[str]:
         except (OSError, ValueError) as error:
             if not old:
                 found = str(error).replace("`location`", f"`{key}` of the model's recipe")
-                raise ValueError(f"`old` must name what the model was trained on, for {found}") from error
+                raise ValueError(f"`old` must name the model's training data, because {found}") from error
 
 
 def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]:
-    """Return the words of old texts, and the first texts that fit the model."""
+    """Return the old texts' words, and the first texts that fit the model."""
     backend, limit = begun.pair.source.backend_tokenizer, position_limit(begun.model.config) or math.inf
     words: set[str] = set()
     compared: dict[str, None] = {}
@@ -270,7 +270,7 @@ def _read_old(begun: _Begun, texts: Iterable[str]) -> tuple[set[str], list[str]]
         if short and len(compared) < COMPARED and len(begun.pair.source(short)["input_ids"]) < limit:
             compared[short] = None
     if not compared:
-        raise ValueError("`old` must name texts of the old languages, which keep their tokens, but there are none.")
+        raise ValueError("`old` must name texts in the old languages, but there are none.")
     return words, list(compared)
 
 
@@ -280,13 +280,13 @@ def _grow_tokenizers(folder: Path, begun: _Begun, pieces: Mapping[str, Piece]) -
     for place in (folder,) if begun.pair.is_joint else (folder, folder / TARGET_FOLDER):
         state = read_object(place / "tokenizer.json")
         model, added, cut = state["model"], state["added_tokens"], state["pre_tokenizer"]
-        # Added tokens become part of the vocabulary, so that the next ids follow them.
+        # Added tokens join the vocabulary, so that the next ids follow them.
         if model["type"] == "Unigram":
             special = [each["content"] for each in added if each["id"] >= len(model["vocab"])] + [begun.token]
             model["vocab"] += [[token, 0.0] for token in special]
             first = len(model["vocab"]) - 1
             model["vocab"] += [[piece, each.score] for piece, each in pieces.items()]
-            if cut is None or cut["type"] != "ByteLevel":  # which itself cuts a token's text apart
+            if cut is None or cut["type"] != "ByteLevel":  # it would split a token's text
                 state["pre_tokenizer"] = without_special_pieces(cut, special)
         else:
             model["vocab"] |= {each["content"]: each["id"] for each in added}
@@ -318,11 +318,11 @@ def _grown_model(begun: _Begun, size: int, first: int, pieces: Mapping[str, Piec
 
 
 def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Sequence[Any], settings: Any) -> list[Any]:
-    """Return the tokens of texts, into some languages in turn, by other settings, without sampling."""
+    """Return the texts' translations as tokens, into each language in turn, without sampling."""
     own, found = model.generation_config, list[Any](texts)
     model.generation_config = copy.deepcopy(settings)
     model.generation_config.do_sample = False
-    with warnings.catch_warnings(action="ignore"):  # of outputs that are cut off
+    with warnings.catch_warnings(action="ignore"):  # outputs that are cut off
         for number, language in enumerate(languages):
             rows = Translator(model, pair).translate(texts[number :: len(languages)], target_language=language)
             found[number :: len(languages)] = [best.token_ids for best, *_ in rows]
@@ -331,18 +331,18 @@ def _outputs(model: Any, pair: TokenizerPair, texts: list[str], languages: Seque
 
 
 def _compare(begun: _Begun, larger: Any, grown: TokenizerPair, texts: list[str], first: int) -> tuple[float, int]:
-    """Return the largest difference of a logit and the number of equal outputs; greedy ones must be equal."""
+    """Return the largest logit difference and the number of equal outputs; greedy ones must be equal."""
     difference = largest_difference(begun.model, larger, first)
     if not difference <= TOLERANCE:
-        raise ValueError(f"The logits of the larger model differ by {difference:.1e}, so that no folder is left.")
+        raise ValueError(f"The larger model's logits differ by {difference:.1e}, so no folder is written.")
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id")
     own, languages = begun.model.generation_config, begun.pair.languages or (None,)
-    # Without settings that forbid tokens: a new one might become the best.
+    # Without settings that forbid tokens, because a new one might become the best.
     plain = GenerationConfig(**{name: getattr(own, name) for name in names}, max_new_tokens=MOST_TOKENS)
     models = (begun.model, begun.pair), (larger, grown)
     greedy, by_own = ([_outputs(*each, texts, languages, search) for each in models] for search in (plain, own))
     if differences := [row for row in zip(texts, *greedy, strict=True) if row[1] != row[2]]:
         text, expected, new = differences[0]
-        what = f"{len(differences)} of {len(texts)} old texts, so that no folder is left"
+        what = f"{len(differences)} of {len(texts)} old texts, so no folder is written"
         raise ValueError(f"The greedy output differs for {what}. The first is {text!r}: {expected}, now {new}.")
     return difference, sum(map(operator.eq, *by_own))

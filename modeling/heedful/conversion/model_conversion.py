@@ -1,4 +1,4 @@
-"""Saved models of transformers' own classes as Heed models with the same logits and tokens, without approximation."""
+"""Convert saved transformers models into Heed models with exactly the same logits and tokens."""
 
 import re
 from dataclasses import dataclass
@@ -29,37 +29,37 @@ from heedful.training.publication import UNDETERMINED
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 LICENSE_FIELDS = ("license", "license_name", "license_link")
 IDENTIFIER = re.compile(r"(https://)?[\w.+/-]{1,200}")
-TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
+TOLERANCE = 1e-4  # largest allowed logit difference in float32, relative if above 1
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The facts of a converted model."""
+    """Facts about a converted model."""
 
     source: str  # folder or Hub id
-    folder: Path  # of the Heed model
-    model_type: str  # of the source, such as "marian"
+    folder: Path  # type of the Heed model
+    model_type: str  # type of the source, such as "marian"
     parameters: int  # shared ones counted once
-    difference: float  # the largest of a logit, in float32; relative where logits are above 1
-    languages: tuple[str, ...] = ()  # source and target, if the tokenizer names them
-    notes: tuple[str, ...] = ()  # for users, a sentence each
+    difference: float  # largest logit difference in float32, relative if above 1
+    languages: tuple[str, ...] = ()  # source and target, if the tokenizer has them
+    notes: tuple[str, ...] = ()  # one sentence each, for users
     added: str | None = None  # a new target language
 
 
 def convert(
     source: str | Path, target: str | Path, source_language: str | None = None, target_language: str | None = None
 ) -> Conversion:
-    """Turn a saved model of one of the `FAMILIES` into a Heed folder, with tokenizers and card.
+    """Convert a saved model from one of the `FAMILIES` into a Heed folder, with tokenizers and card.
 
     Args:
         source: A folder, or an id on the Hub, which is downloaded.
-        target: The folder to write; it must not exist, and appears whole or not at all.
-        source_language: The source's name in mBART's, M2M100's or NLLB's tokenizer, such as "eng_Latn"; None is its
-            own.
-        target_language: The language to translate into, likewise.
+        target: The folder to write; it must not exist. If the conversion fails, no folder is left.
+        source_language: The source language in mBART's, M2M100's or NLLB's tokenizer, such as "eng_Latn". Default: the
+            tokenizer's current language.
+        target_language: The language to translate into, named as `source_language`.
 
     Raises:
-        ValueError: If `target` exists, or Heed cannot express the model or its tokenizer; the message names the
+        ValueError: If `target` exists, or Heed cannot represent the model or its tokenizer; the message names the
             fields.
         OSError: If `source` cannot be read, or `target` cannot be written.
         ImportError: If the tokenizer needs sentencepiece, which is not installed.
@@ -69,10 +69,10 @@ def convert(
     theirs, dtype = _load(str(source))
     ours = convert_model(theirs)
     difference = largest_difference(theirs, ours)
-    if not difference <= TOLERANCE:  # not-a-number too
+    if not difference <= TOLERANCE:  # also not-a-number
         raise ValueError(f"The converted model's logits differ by {difference:.1e} from those in {source}.")
     config, settings = theirs.config, theirs.generation_config.to_dict()
-    del theirs  # memory holds the largest checkpoints twice, not three times
+    del theirs  # keeps only two copies of large checkpoints in memory
     with tokenizing("be converted"):
         converted = convert_tokenizers(str(source), ours.config, source_language, target_language)
     ours.generation_config = _generation_config(settings | converted.settings, ours.config)
@@ -80,9 +80,9 @@ def convert(
     notes = list(converted.notes)
     if any(getattr(config, name, 0) for name in ("encoder_layerdrop", "decoder_layerdrop")):
         dropped = "Layer dropout (`encoder_layerdrop`, `decoder_layerdrop`)"
-        notes.append(f"{dropped}, which only training reads, is left out.")
+        notes.append(f"{dropped} is left out, because only training uses it.")
     if any(not torch.equal(weight.to(dtype).float(), weight) for weight in ours.parameters()):
-        notes.append(f"The weights are in float32: {dtype} would round what one holds, T5's factor 1/√d_model.")
+        notes.append(f"The weights are in float32, because {dtype} would round T5's factor 1/√d_model in one.")
         dtype = torch.float32
     facts = config.model_type, ours.num_parameters(), difference, converted.languages, tuple(notes)
     conversion = Conversion(str(source), target, *facts)
@@ -95,7 +95,7 @@ def convert(
 
 
 def convert_config(config: PreTrainedConfig) -> HeedConfig:
-    """Return the config of a Heed model that computes the same; `convert_model` reads the rest from the weights."""
+    """Return the equal Heed config, except values that `convert_model` takes from the weights."""
     _check_expressible(config)
     options = FAMILIES[config.model_type].heed_options(config)
     # transformers smooths labels in the trainer, not in the model.
@@ -103,7 +103,7 @@ def convert_config(config: PreTrainedConfig) -> HeedConfig:
 
 
 def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
-    """Return a Heed model with copied weights of one of the `FAMILIES`; a `ValueError` names what prevents it."""
+    """Return a Heed model with a `FAMILIES` model's weights; a `ValueError` names obstacles."""
     config = convert_config(theirs.config)
     weights = FAMILIES[theirs.config.model_type].heed_weights(theirs, config)
     source, target, output = (weights[name] for name in EMBEDDINGS)
@@ -112,7 +112,7 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
     one_source, one_output = source.data_ptr() == target.data_ptr(), target.data_ptr() == output.data_ptr()
     options |= {"share_encoder_decoder_embeddings": one_source, "tie_output_embeddings": one_output}
     options |= {"tie_word_embeddings": one_source or one_output, "output_bias": "lm_head.bias" in weights}
-    # On no device, where no initial weights are drawn.
+    # On the meta device, where no initial weights are drawn.
     with torch.device("meta"):
         ours = HeedForConditionalGeneration(HeedConfig(**options))
     ours.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
@@ -124,7 +124,7 @@ def convert_model(theirs: PreTrainedModel) -> HeedForConditionalGeneration:
 def largest_difference(
     theirs: PreTrainedModel, ours: HeedForConditionalGeneration, tokens: int | None = None
 ) -> float:
-    """Return the largest relative difference of a logit over random padded sentences, of the first `tokens`."""
+    """Return the largest relative logit difference over random padded sentences from the first `tokens`."""
     config: Any = ours.config
     length, pad = config.max_position_embeddings, config.pad_token_id
     generator = torch.Generator().manual_seed(0)
@@ -137,20 +137,20 @@ def largest_difference(
 
 
 def random_ids(tokens: int, length: int, pad: int, generator: torch.Generator) -> torch.Tensor:
-    """Return three sentences of random tokens without padding, `(3, length)`."""
+    """Return three random sentences without padding, `(3, length)`."""
     allowed = torch.arange(tokens)[torch.arange(tokens) != pad]
     return allowed[torch.randint(len(allowed), (3, length), generator=generator)]
 
 
 def random_sources(tokens: int, length: int, pad: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return random sentences with their mask, each three tokens shorter than the one before."""
+    """Return random sentences with their mask, each three tokens shorter than the last."""
     ids = random_ids(tokens, length, pad, generator)
     mask = torch.arange(length) < length - 3 * torch.arange(len(ids))[:, None]
     return {"input_ids": ids.masked_fill(~mask, pad), "attention_mask": mask.long()}
 
 
 def relative_difference(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """Return the largest difference of a logit, relative where logits are above 1."""
+    """Return the largest logit difference, relative for logits above 1."""
     return ((expected - found).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
@@ -172,7 +172,7 @@ def _check_expressible(config: PreTrainedConfig) -> None:
 
 
 def read_config(source: str) -> Any:
-    """Read a checkpoint's config, without code from its folder."""
+    """Read a checkpoint's config without running code from its folder."""
     if Path(source).is_dir():
         check_files(Path(source))
     with reading(source):
@@ -180,15 +180,15 @@ def read_config(source: str) -> Any:
 
 
 def load_checkpoint(source: str, kind: Any, config: Any, read: str = "", **options: Any) -> PreTrainedModel:
-    """Load a checkpoint as `load_weights` does, unless it is smaller than its config says."""
+    """Load a checkpoint by `load_weights`, unless it is smaller than its config requires."""
     with reading(source):
         with torch.device("meta"), init.no_init_weights():
             shape = kind.from_config(config)
             shape.tie_weights()
         asked = shape.num_parameters()
         held = sum(path.stat().st_size for path in Path(source).glob("*") if path.suffix in (".safetensors", ".bin"))
-        if Path(source).is_dir() and asked > held:  # each takes a byte at least
-            raise ValueError(f"its config asks for {asked:,} parameters, but its weights have {held:,} bytes")
+        if Path(source).is_dir() and asked > held:  # each takes at least a byte
+            raise ValueError(f"its config has {asked:,} parameters, but its weights only {held:,} bytes")
     return load_weights(source, kind, read, may_lack="final_logits_bias", **options)  # which is zero then
 
 
@@ -208,7 +208,7 @@ def _load(source: str) -> tuple[PreTrainedModel, torch.dtype]:
 
 
 def _generation_config(settings: dict[str, Any], config: HeedConfig) -> GenerationConfig:
-    """Return a generation config with a length, because transformers' default is 20 tokens."""
+    """Return a generation config with a maximum length; transformers' default is 20 tokens."""
     defaults = {name: getattr(config, name) for name in SPECIAL_IDS}
     if settings.get("max_new_tokens") is None:
         defaults["max_length"] = config.max_position_embeddings
@@ -217,7 +217,7 @@ def _generation_config(settings: dict[str, Any], config: HeedConfig) -> Generati
 
 
 def write_card(folder: Path, conversion: Conversion) -> None:
-    """Write README.md with license and languages of the source's card, else `unknown` and `und`."""
+    """Write README.md with the source card's license and languages, else `unknown` and `und`."""
     theirs, base_model = _metadata_of(conversion.source), _base_model(conversion.source)
     languages = list(dict.fromkeys(filter(None, map(code_of, conversion.languages))))
     languages = languages or _identifiers(theirs.get("language")) or [UNDETERMINED]
@@ -230,7 +230,7 @@ def write_card(folder: Path, conversion: Conversion) -> None:
 
 
 def _identifiers(value: Any) -> list[str]:
-    """Return those values of a foreign card's field that are identifiers of the Hub, or links."""
+    """Return the Hub identifiers and links in a foreign card's field."""
     values = value if isinstance(value, list) else [value]
     return [each for each in values if isinstance(each, str) and IDENTIFIER.fullmatch(each)]
 
@@ -239,7 +239,7 @@ def _metadata_of(source: str) -> dict[str, Any]:
     try:
         path = cached_file(source, CARD_FILE, _raise_exceptions_for_missing_entries=False)
         return ModelCard.load(path, ignore_metadata_errors=True).data.to_dict() if path else {}
-    except Exception:  # of the Hub, YAML or huggingface_hub: the card is missing or broken
+    except Exception:  # from the Hub, YAML or huggingface_hub: a missing or broken card
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Heed models as models of transformers' own classes, which every engine knows.
+"""Heed models as transformers' own classes, which every engine supports.
 
 A Heed model of the paper's shape is a Marian with reordered features: Marian has all sines before all cosines.
 """
@@ -24,20 +24,20 @@ POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def stock_config(config: HeedConfig) -> PreTrainedConfig:
-    """Return the config of the stock model that computes the same; a `ValueError` names what none can have."""
+    """Return the equal stock model's config; a `ValueError` names unsupported fields."""
     kind = stock_kind(config)
     family = FAMILIES[kind]
     if faults := list(field_faults(config, family.write_choices(config))):
-        nearest = f"of which {family.model_class} is the nearest"
+        nearest = f"not even as {family.model_class}, the nearest class"
         raise ValueError(f"The model has no stock form, {nearest}: {' '.join(faults)}")
     options = family.stock_options(config)
     options |= {name: getattr(config, name) for name in ("bos_token_id", "vocab_size")}
-    # Some classes would force a last token onto an output that is cut off.
+    # Some classes would force an end token onto cut-off outputs.
     return AutoConfig.for_model(kind, **options, forced_eos_token_id=None, forced_bos_token_id=None)
 
 
 def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
-    """Return the stock model with copied weights, in evaluation mode; it raises as `stock_config`."""
+    """Return the stock model with copied weights, in evaluation mode. It raises the errors of `stock_config`."""
     config = stock_config(ours.config)
     if ours.config.position_encoding == "sinusoidal":  # their table must be long enough
         config.max_position_embeddings = max(config.max_position_embeddings, ours.generation_config.max_length or 0)
@@ -49,10 +49,10 @@ def stock_model(ours: HeedForConditionalGeneration) -> PreTrainedModel:
 
 @torch.no_grad()
 def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
-    """Return a Marian whose decoder starts with padding, its last token, with a vector of zeros; else a `ValueError`.
+    """Return a Marian whose decoder starts with padding, its last token, a vector of zeros; else a `ValueError`.
 
-    CTranslate2's converter of Marian's own models relies on it. The first row of the decoder's table of positions,
-    which transformers reads from the file, gets the vector of Heed's start token; computed positions would lack it.
+    CTranslate2's converter for Marian needs it. The first row of the decoder's position table, which transformers
+    loads from the file, gets the vector of Heed's start token. Computed positions would lack it.
     """
     config: Any = copy.deepcopy(stock.config)
     if config.model_type != "marian":
@@ -75,11 +75,11 @@ def start_from_zero(stock: PreTrainedModel) -> PreTrainedModel:
 
 
 def save(stock: Any, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Save a stock model, also what its class leaves out; what the dtype would round stays in float32."""
+    """Save a stock model with weights that its class leaves out; values that the dtype would round stay in float32."""
     stock.save_pretrained(folder)
     config, weights = read_object(folder / CONFIG_NAME), load_file(folder / SAFE_WEIGHTS_NAME)
     if isinstance(FAMILIES[stock.config.model_type], T5Family):
-        # transformers calls each T5 tied, and looks into the file; before version 5 it believed the config.
+        # transformers 5 treats each T5 as tied and checks the file; before, it used the config.
         config["tie_word_embeddings"] = stock.lm_head.weight is stock.shared.weight
     elif stock.config.decoder_start_token_id == stock.config.pad_token_id:
         weights[POSITIONS] = stock.state_dict()[POSITIONS]

@@ -1,9 +1,9 @@
-"""The tokenizers of a converted model: the same ids for the same text, as a `TokenizerPair`.
+"""Convert tokenizers into a `TokenizerPair` that gives the same ids for the same text.
 
-Those of the `tokenizers` library become plain `PreTrainedTokenizerFast` files; others (Marian's, M2M100's, ByT5's)
-stay. Four things are Heed's own. The decoder's start token is called `bos_token`. Each row of the embeddings without a
-token gets one that no text can hold. Special tokens inside a sentence are text, except gaps (T5's `<extra_id_0>`).
-MADLAD's words `<2xx>` become tags of a `TokenizerPair`.
+Tokenizers of the `tokenizers` library become plain `PreTrainedTokenizerFast` files; others (Marian's, M2M100's,
+ByT5's) stay. Four things change: the decoder's start token is called `bos_token`; each embedding row without a token
+gets one that no text can contain; special tokens in a sentence are text, except gaps (T5's `<extra_id_0>`); MADLAD's
+words `<2xx>` become tags of the `TokenizerPair`.
 """
 
 import json
@@ -22,9 +22,9 @@ from heedful.configuration_heed import HeedConfig
 from heedful.data.tokenization import GAP, LANGUAGE_TAG, TokenizerPair, encode_texts, options_inside, tokenizing
 from heedful.messages_heed import wrong
 
-# They name the target language by the decoder's start token, others by the first token after it.
+# In these, the decoder's start token is the target language; in others, the token after it.
 LANGUAGE_IN_START = ("MBartTokenizer", "MBartTokenizerFast")
-TEXTS = (  # to compare, with random ones of the vocabulary
+TEXTS = (  # to compare, with random vocabulary tokens
     "",
     "Good morning!",
     "The committee agreed that prices would rise by 4.5 % (or €12.80) a year.",
@@ -39,23 +39,23 @@ RANDOM_TEXTS = 200
 
 
 class ConvertedTokenizers(NamedTuple):
-    """The tokenizers of a converted checkpoint."""
+    """A converted checkpoint's tokenizers."""
 
     pair: TokenizerPair | None
     settings: dict[str, Any]  # of the generation config
-    notes: tuple[str, ...]  # for users, a sentence each
-    languages: tuple[str, ...] = ()  # source and target, if the tokenizer names them
+    notes: tuple[str, ...]  # one sentence each, for users
+    languages: tuple[str, ...] = ()  # source and target, if the tokenizer has them
 
 
 def convert_tokenizers(
     source: str, config: HeedConfig, source_language: str | None = None, target_language: str | None = None
 ) -> ConvertedTokenizers:
-    """Return a checkpoint's tokenizers; the config gets their special ids, and a language's start token."""
+    """Return a checkpoint's tokenizers, and put their special ids and the language's start token into the config."""
     tokenizer = load_tokenizer(source)
     if tokenizer is None:
         if source_language or target_language:
             raise ValueError(f"`target_language` needs a tokenizer, but {source} has none.")
-        return ConvertedTokenizers(None, {}, ("The source has no tokenizer: the folder has none either.",))
+        return ConvertedTokenizers(None, {}, ("The source has no tokenizer, so the new folder has none.",))
     settings = _choose_languages(tokenizer, config, source_language, target_language)
     start = config.decoder_start_token_id
     bos = None if start == tokenizer.pad_token_id else tokenizer.convert_ids_to_tokens(start)
@@ -63,7 +63,7 @@ def convert_tokenizers(
     pair = _fast_pair(tokenizer, config, bos) if isinstance(tokenizer, PreTrainedTokenizerFast) else None
     if pair is None:
         pair = _kept_pair(tokenizer, config, bos)
-        notes = (f"The tokenizer stays a {type(tokenizer).__name__}: no plain fast tokenizer gives its exact ids.",)
+        notes = (f"The tokenizer stays a {type(tokenizer).__name__}: no plain fast tokenizer gives the same ids.",)
     config.bos_token_id = pair.special_ids()["bos_token_id"]
     pair.check_config(config)
     sides = {"source": ("text", config.vocab_size), "target": ("text_target", config.target_vocab_size)}
@@ -103,7 +103,7 @@ def _choose_languages(
         tokens = {token: token for token in special if re.fullmatch(r"[a-z]{2,3}_[A-Za-z]{2,4}", token)}
     for name, language in zip(chosen, (source, target), strict=True):
         if language not in tokens:
-            why = "the tokenizer writes a language into each sentence, and a converted folder has one direction"
+            why = "the tokenizer adds a language to each sentence, and a converted folder has one direction"
             raise wrong(name, f"be one of {', '.join(sorted(tokens))}", repr(language), advice=why)
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     language_id = tokenizer.convert_tokens_to_ids(tokens[target])
@@ -131,7 +131,7 @@ def _fast_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> Tokenizer
 
 
 def _language_tags(tokenizer: Any) -> list[str]:
-    """Return the tokens `<2xx>` that name a target language before a sentence, if the tokenizer reads them so."""
+    """Return the target language tokens `<2xx>`, if the tokenizer keeps them whole before a sentence."""
     tags = [token for token in tokenizer.added_tokens_encoder if LANGUAGE_TAG.fullmatch(token)]
     rest = tokenizer("a")["input_ids"]
     starts = [tokenizer(f"{tag} a")["input_ids"] == [tokenizer.added_tokens_encoder[tag], *rest] for tag in tags]
@@ -139,7 +139,7 @@ def _language_tags(tokenizer: Any) -> list[str]:
 
 
 def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] = ()) -> Any:
-    """Return a tokenizer of `size` tokens without a class of its own, with a `bos_token` and language tags."""
+    """Return a plain tokenizer of `size` tokens with a `bos_token` and language tags."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     state["truncation"] = state["padding"] = None
     for token in state["added_tokens"]:
@@ -164,14 +164,14 @@ def plain_fast(tokenizer: Any, size: int, bos: str | None, tags: Sequence[str] =
 
 
 def without_special_pieces(pre_tokenizer: dict[str, Any] | None, tokens: list[str]) -> dict[str, Any]:
-    """Return a pre-tokenizer that cuts special tokens of a text apart: Unigram has them as pieces."""
+    """Return a pre-tokenizer that splits special tokens in a text, because Unigram has them as pieces."""
     cuts = [f"{re.escape(token[0])}(?={re.escape(token[1:])})" for token in dict.fromkeys(tokens) if len(token) > 1]
     cut = {"type": "Split", "pattern": {"Regex": "|".join(cuts)}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [pre_tokenizer, cut] if pre_tokenizer else [cut]}
 
 
 def _kept_pair(tokenizer: Any, config: HeedConfig, bos: str | None) -> TokenizerPair:
-    # M2M100's class may not count its languages among its tokens.
+    # M2M100's class may not count its language tokens.
     languages = list(getattr(tokenizer, "lang_token_to_id", ()))
     _add_special(tokenizer, [token for token in languages if token not in tokenizer.added_tokens_encoder])
     if not getattr(tokenizer, "separate_vocabs", False):
@@ -194,7 +194,7 @@ def _one_sided(tokenizer: Any, vocabulary: dict[str, int], pieces: str) -> Any:
 
 
 def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
-    """Give a tokenizer Heedful's settings, and return it; `init_kwargs` is saved."""
+    """Give a tokenizer Heedful's settings and return it; `init_kwargs` is saved."""
     for name, value in (("bos_token", bos), ("split_special_tokens", True)):
         setattr(tokenizer, name, value)
         tokenizer.init_kwargs[name] = value
@@ -203,7 +203,7 @@ def _adapted(tokenizer: Any, size: int | None, bos: str | None) -> Any:
 
 
 def _fill_up(tokenizer: Any, size: int) -> None:
-    """Give each row of the embeddings a token."""
+    """Give each embedding row a token."""
     if len(tokenizer) > size:
         most = f"at most {size} tokens, the model's `vocab_size` (of the target `decoder_vocab_size`)"
         raise ValueError(f"A tokenizer must have {most}, but has {len(tokenizer)} instead.")

@@ -17,8 +17,8 @@ from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
 WHY_NOT = {
-    "modernbert": "its layers turn queries by two kinds of rotary positions, and only some of them see everything",
-    "deberta-v2": "its scores add what positions say of contents",
+    "modernbert": "its layers use two kinds of rotary positions, and only some attend to all tokens",
+    "deberta-v2": "its scores combine positions and contents",
     "electra": "its embeddings are projected",
 }
 OPTIONS: dict[str, Any] = {"position_encoding": "learned", "embedding_norm": True, "attention_bias": True}
@@ -32,14 +32,14 @@ NAMES = {
     "output.LayerNorm": "feed_forward_residual.norm",
 }
 READ = r"encoder\.layer|embeddings\.(?!position_ids)"  # names of weights, without heads
-TOLERANCE = 1e-5  # of an encoder's state; relative where states are above 1
+TOLERANCE = 1e-5  # encoder states; relative for states above 1
 
 
 def warm_start(source: str, target: Path, decoder_layers: int) -> models.Conversion:
-    """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a decoder with random weights.
+    """Write a Heed model with a checkpoint's encoder, tokenizer and embeddings, and a random decoder.
 
-    The decoder has the encoder's numbers of heads and widths; source, target and output share the embeddings. It
-    starts and ends with the tokens of a source. `source`, `target` and the errors are those of `convert`.
+    The decoder has the encoder's number of heads and widths. Source, target and output share the embeddings. Targets
+    start and end with the same tokens as sources. For `source`, `target` and the errors see `convert`.
     """
     check_is_new(target)
     check_at_least(1, **{"--decoder-layers": decoder_layers})
@@ -65,7 +65,7 @@ def warm_start(source: str, target: Path, decoder_layers: int) -> models.Convers
         difference = models.relative_difference(theirs(**given)[0][mask], ours.get_encoder()(**given)[0][mask])
     if not difference <= TOLERANCE:
         raise ValueError(f"The converted encoder's states differ by {difference:.1e} from those in {source}.")
-    notes = ("The decoder is new: the model has to be trained before it is of use.",)
+    notes = ("The decoder is new: train the model before you use it.",)
     conversion = models.Conversion(source, target, config.model_type, ours.num_parameters(), difference, (), notes)
     with new_folder(target) as folder:  # no card before training
         ours.save_pretrained(folder)
@@ -92,7 +92,7 @@ def _model_of(theirs: Any, tokenizer: Any, decoder_layers: int) -> HeedForCondit
         )  # fmt: skip
         weights, state = ours.get_encoder().state_dict(), theirs.state_dict()
         weights["embed_tokens.weight"].copy_(state["embeddings.word_embeddings.weight"])
-        # All tokens have the first type, so each position holds its vector.
+        # All tokens have the first type, so positions include its vector.
         kind = state["embeddings.token_type_embeddings.weight"][0]
         weights["embed_positions.weight"].copy_(state["embeddings.position_embeddings.weight"][first:] + kind)
         for part in ("weight", "bias"):
@@ -104,7 +104,7 @@ def _model_of(theirs: Any, tokenizer: Any, decoder_layers: int) -> HeedForCondit
 
 
 def _pair_of(tokenizer: Any, config: Any) -> TokenizerPair:
-    """Return the checkpoint's tokenizer for sources, and for targets one that writes no token before them."""
+    """Return the checkpoint's tokenizer for sources, and one without a first token for targets."""
     if not tokenizer.is_fast:
         must = "a fast one (of the library `tokenizers`) for `--decoder-layers`"
         raise ValueError(f"The tokenizer must be {must}, but is a {type(tokenizer).__name__} instead.")

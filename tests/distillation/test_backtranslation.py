@@ -141,14 +141,14 @@ def test_the_command_writes_pairs_and_nothing_after_wrong_use(folder, pairs, tmp
     objects.write_text("{}\n", encoding="utf-8")
     texts.write_text("\n\n", encoding="utf-8")
     cases = [
-        ([cut, "-o", out], f"{cut} must be a whole gzip file, but breaks after line"),
+        ([cut, "-o", out], f"{cut} must be a complete gzip file, but breaks after line"),
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
-        ([tmp_path / "none", "-o", out], "`TEXTS` must be a file of sentences"),
+        ([tmp_path / "none", "-o", out], "`TEXTS` must be a text file"),
         ([objects, "-o", out], "`--target` must say which column"),
-        ([objects, "-o", objects], "`--output` must be another file than those that are"),
+        ([objects, "-o", objects], "`--output` must not be an input file"),
         ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
-        ([texts, "-o", out], "but all 2 are left out"),
-        ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 are left out"),
+        ([texts, "-o", out], "but all 2 were left out"),
+        ([texts, "-o", tmp_path / "new" / "deep" / "pairs.jsonl"], "but all 2 were left out"),
     ]
     before = {*tmp_path.rglob("*")}
     assert_named(backtranslate, cases)

@@ -84,9 +84,9 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     rows = [(SOURCE, [("a", 0.0)]), (f" {SOURCE}", [("a", 0.0)]), (SOURCE, [("b", 0.0)])]
     choice = CandidateChoice()
     assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
-    again = "; 2 sources came again, each with a choice of its own"
+    again = "; 2 sources occurred again, each with a separate choice"
     assert choice.summary() == f"left out: 1 pairs that came before{again}"
-    message = r"`candidates` must hold one that is good enough, .+: left out: 1 empty, 1 sources without another"
+    message = r"`candidates` must hold a usable candidate, .+: left out: 1 empty, 1 sources without another"
     assert_error(message, list, CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
 
 
@@ -147,7 +147,7 @@ def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
 
 def test_what_is_wrong_in_a_file_or_a_setting_is_named_with_its_row(tmp_path, backward):
     good, one = {"source": "a", "candidates": ["b", "c"]}, {"source": "a", "candidate": "b"}
-    columns, texts = "Row 2 of .+ must have the columns 'source' and ", "must hold one text or more, but is"
+    columns, texts = "Row 2 of .+ must have the columns 'source' and ", "must hold at least one text, but is"
     numbers = "'scores' must be a list of one number for each candidate, but is "
     cases = [
         ({"candidates": ["b"]}, f"{columns}'target', .+, but has 'candidates' inst"),
@@ -222,7 +222,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
     written(Path("few.jsonl"), same, same)
     code, output, errors = distill("--candidates", "few.jsonl", "-o", "new.jsonl.gz")
     assert (code, output) == (0, "")
-    left = "2 duplicate, 2 identical, 1 pairs that came before; 1 sources came again, each with a choice of its own"
+    left = "2 duplicate, 2 identical, 1 pairs that came before; 1 sources occurred again, each with a separate choice"
     assert errors.splitlines()[-2:] == ["1 pairs in new.jsonl.gz", f"left out: {left}"]
     written(Path("bad.jsonl"), same, {"source": "a", "candidates": []})
     written(Path("none.jsonl"), {"source": "a", "candidates": ["a"]})
@@ -247,9 +247,9 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([*given, "--source", "ko"], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
         ([*given, "--target", "source"], "`--target` must be another column than `--source`, but both are"),
         (["--candidates", "nowhere.jsonl"], "`--candidates` must be a file"),
-        ([*given, "-o", "few.jsonl"], "`--output` must be another file than those that are read"),
+        ([*given, "-o", "few.jsonl"], "`--output` must not be an input file"),
         ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
-        (["--candidates", "none.jsonl"], "`--candidates` must hold one that is good enough"),
+        (["--candidates", "none.jsonl"], "`--candidates` must hold a usable candidate"),
         # The last row is read before any model.
         (["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model"], "instead in row 2 of bad"),
     ]

@@ -1,1 +1,1 @@
-"""Data that a trained model makes to train another model: pairs, and probabilities of tokens."""
+"""Training data made by another model: pairs and token probabilities."""

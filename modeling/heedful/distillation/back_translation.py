@@ -1,4 +1,4 @@
-"""Pairs with one side made by a model: sources (back-translation), or targets (distillation)."""
+"""Pairs with one side from a model: sources (back-translation) or targets (distillation)."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +14,10 @@ from heedful.decoding.translation import Translator
 from heedful.files import check_at_least
 from heedful.symbols_heed import check_are_several, trimmed
 
-NOISE = 0.1  # share of words to delete, and to replace
+NOISE = 0.1  # shares of words to delete and to replace
 FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times in a row
-# Ways of decoding, with their settings and defaults.
+# Decoding methods, with their settings and defaults.
 METHODS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beam": {"num_beams": 5},
@@ -30,10 +30,10 @@ METHODS: dict[str, dict[str, Any]] = {
 class BackTranslation:
     """Settings to make sources for given targets.
 
-    `sampling` draws from the model's distribution. `noised` is beam search, and then one word in ten is deleted, one
-    in ten is replaced by `_`, and words move by up to three places (Edunov et al., 2018, arXiv 1808.09381). Random
-    numbers depend on `seed` and the number of the line alone. Lines without words and sources that are empty, not
-    ended or repeat themselves four times in a row are left out. `None` is the default of the method in `METHODS`.
+    `sampling` draws from the model's distribution. `noised` is beam search; then one word in ten is deleted, one in
+    ten is replaced by `_`, and words move by up to three places (Edunov et al., 2018, arXiv 1808.09381). Random
+    numbers depend only on `seed` and the line number. Lines without words are left out, and so are empty, cut-off and
+    repetitive sources (four repeats in a row). `None` is the default in `METHODS`.
 
     Raises:
         ValueError: If a setting is out of range or belongs to another method.
@@ -61,7 +61,7 @@ class BackTranslation:
         self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
 
     def pairs(self, translator: Translator, lines: Iterable[str], **settings: Any) -> Iterator[dict[str, str]]:
-        """Yield a `source` for each `target` in order. `settings` are those of `Translator.translate_lines`."""
+        """Yield a `source` for each `target` in order. `settings` are for `Translator.translate_lines`."""
         check_are_several(lines, "lines")
         if self._sampling is None:
             _check_search(translator, self.method)
@@ -83,8 +83,8 @@ class BackTranslation:
 class SequenceDistillation:
     """Settings to make targets for given sources by a teacher's beam search (Kim and Rush, 2016, section 3.2).
 
-    With `closest` it is sequence-level interpolation (section 3.3): of so many hypotheses, the one closest to the
-    reference by sentence BLEU is taken. `BackTranslation` says what is left out.
+    `closest` is sequence-level interpolation (section 3.3): from this number of hypotheses, the one closest to the
+    reference by sentence BLEU is chosen. The same texts are left out as in `BackTranslation`.
     """
 
     num_beams: int = 5
@@ -98,7 +98,7 @@ class SequenceDistillation:
     def pairs(
         self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
     ) -> Iterator[dict[str, str]]:
-        """Yield the `source` of each pair with a `target` of the teacher."""
+        """Yield each pair's `source` with the teacher's `target`."""
         from sacrebleu import sentence_bleu
 
         _check_search(translator, "distillation")
@@ -123,14 +123,14 @@ def _check_search(translator: Translator, purpose: str) -> None:
 
 
 def is_useful(made: Translation) -> bool:
-    """Return whether a generated text has an end and no loop."""
+    """Return whether a generated text is complete and does not loop."""
     return made.finished and not LOOP.search(f"{made.text} ")
 
 
 def noised(text: str, seed: int, number: int) -> str:
-    """Delete, replace and move words of the text with a number."""
+    """Delete, replace and move words of text `number`."""
     words = re.findall(r"(\s*)(\S+)", text)
-    # Raw output, which numpy promises never to change.
+    # Raw output, because numpy promises never to change it.
     raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
     deleted, replaced, moved = raw / 2.0**64
     kept = [

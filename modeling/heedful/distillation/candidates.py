@@ -1,4 +1,4 @@
-"""Several translations of a source, by any system: one is chosen as the target of a pair."""
+"""Choose one of a source's translations, from any system, as the pair's target."""
 
 import math
 import unicodedata
@@ -17,15 +17,15 @@ from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, ex
 from heedful.files import quoted, shortened
 from heedful.messages_heed import wrong
 
-Candidates = tuple[str, list[tuple[str, float]]]  # a source, and texts with their scores or 0
+Candidates = tuple[str, list[tuple[str, float]]]  # a source, and its texts with scores or 0
 METHODS = ("chrf", "bleu", "reverse", "score")
 
 
 def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
-    """Yield the candidates of each source of a corpus, read row by row.
+    """Yield each source's candidates from a corpus, row by row.
 
-    A row has all candidates of its source (`candidates`, perhaps `scores`), or one of them (`candidate` or the column
-    `target`, perhaps `score`); then rows of one source are neighbours. A `ValueError` names a row with anything else.
+    A row has all candidates of its source (`candidates`, perhaps `scores`), or only one (`candidate` or the column
+    `target`, perhaps `score`); then a source's rows are adjacent. A `ValueError` names any other row.
     """
     with reading("candidates"):
         given = row_reader(location, (source, target), "train", streaming=True)
@@ -48,7 +48,7 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
     if not isinstance(cells[source], str) or not cells[source].strip():
         raise ValueError(f"{source!r} must be a text, but is {shortened(cells[source])} instead in {place}.")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{name!r} must hold one text or more, but is {shortened(cells[name])} instead in {place}.")
+        raise ValueError(f"{name!r} must hold at least one text, but is {shortened(cells[name])} instead in {place}.")
     scores = cells.get(score)
     try:
         given: Any = [0] * len(texts) if scores is None and not with_scores else scores if is_list else [scores]
@@ -64,20 +64,20 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
 
 @dataclass
 class CandidateChoice:
-    """How one candidate of each source is chosen as its target.
+    """Settings to choose one candidate per source as its target.
 
-    `chrf` and `bleu` choose the one most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein and
-    Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a model of the other direction finds the
-    source most probable (Ng et al., 2019, arXiv 1907.06616), and `score` the one with the highest score. Ties go to
-    the higher score, then to the first. Candidates that break a cleaning rule or lack the script of `language` (a code
-    such as ko) are left out before, and repeated pairs afterwards.
+    `chrf` and `bleu` choose the candidate most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein
+    and Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a reverse model most probably recovers
+    the source (Ng et al., 2019, arXiv 1907.06616), and `score` the one with the highest score. Ties go to the higher
+    score, then to the first. Candidates that break a cleaning rule or are not in the script of `language` (a code such
+    as ko) are dropped before the choice, and repeated pairs after it.
     """
 
     method: str = "chrf"
     max_ratio: float | None = None
     language: str | None = None
     left_out: Counter[str] = field(default_factory=Counter, init=False)  # by reason
-    repeated: int = field(default=0, init=False)  # sources that came again
+    repeated: int = field(default=0, init=False)  # sources that occurred again
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -88,7 +88,7 @@ class CandidateChoice:
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
-        """Yield a `source` and a `target` for each source, in order. `reverse` is the `Translator` of that method."""
+        """Yield a `source` and a `target` for each source, in order. `reverse` is the reverse `Translator`."""
         if (reverse is None) == (self.method == "reverse"):
             found = f"{type(reverse).__name__} for {self.method}"
             raise ValueError(f"`reverse` must be a model for reverse, and None for others, but is {found} instead.")
@@ -113,7 +113,7 @@ class CandidateChoice:
             else:
                 self.left_out["pairs that came before" if texts else "sources without another"] += 1
         if not count:
-            raise ValueError(f"`candidates` must hold one that is good enough, but does not: {self.summary()}.")
+            raise ValueError(f"`candidates` must hold a usable candidate, but does not: {self.summary()}.")
 
     def _kept(self, source: str, candidates: list[tuple[str, float]]) -> list[tuple[str, float]]:
         seen: set[bytes] = set()
@@ -129,7 +129,7 @@ class CandidateChoice:
         return kept
 
     def _scored(self, rows: Iterable[Candidates], reverse: Any, settings: dict[str, Any]) -> Iterator[Candidates]:
-        """Give each candidate the log-probability of its source, and leave out those that are too long."""
+        """Score each candidate by its source's log-probability, and leave out long ones."""
         rows, copies = tee(rows)
         given = ((text, source) for source, candidates in copies for text, _ in candidates)
         scores = reverse.score_pairs(given, keep_going=True, **settings)
@@ -141,7 +141,7 @@ class CandidateChoice:
         next(scores, None)  # it warns at its end
 
     def summary(self) -> str:
-        """Return a line that says what was left out, by cleaning rule, and what came again."""
+        """Return a line with the dropped candidates by cleaning rule, and the repeated sources."""
         found = ", ".join(f"{count:,} {why}" for why, count in self.left_out.items() if count) or "none"
-        again = f"; {self.repeated:,} sources came again, each with a choice of its own" if self.repeated else ""
+        again = f"; {self.repeated:,} sources occurred again, each with a separate choice" if self.repeated else ""
         return f"left out: {found}{again}"

@@ -1,4 +1,4 @@
-"""A teacher's probabilities of given targets, in the folder of `heedful.data.epochs.teacher`."""
+"""A teacher's probabilities for given targets, in the format of `heedful.data.epochs.teacher`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from heedful.generation_heed import check_logits
 
 
 def load_teachers(names: Sequence[str], device: str | None = None) -> Translator:
-    """Load a teacher, or an ensemble of teachers with the same tokenizer."""
+    """Load a teacher, or an ensemble with one tokenizer."""
     first, *others = (Translator.from_pretrained(name, device) for name in names)
     for name, other in zip(names[1:], others, strict=True):
         if other.tokenizers.fingerprint() != first.tokenizers.fingerprint():
@@ -39,7 +39,7 @@ def write_teacher_tokens(
     top_k: int = 8,
     token_budget: int = 8192,
 ) -> tuple[int, int]:
-    """Write the `top_k` most probable tokens at each place of the targets; count the rows, and the pairs left out."""
+    """Write the `top_k` most probable tokens at each target position; count the written and omitted pairs."""
     tokenizers, models = translator.tokenizers, [translator.model, *translator.ensemble]
     if top_k > len(tokenizers.target):
         raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")
@@ -70,7 +70,7 @@ def write_teacher_tokens(
 def _most_probable(
     models: list[Any], rows: EncodedPairs, top_k: int, token_budget: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the number of each row, with `(length, k)` tokens and mean probabilities of the models."""
+    """Yield each row's number, with `(length, k)` tokens and the models' mean probabilities."""
     lengths = rows.source_lengths, rows.target_lengths
     batches = forced_batches(models[0], rows, lengths, token_budget)
     for numbers, inputs, decoder_inputs, labels in tqdm(batches, unit=" batches", leave=False, disable=None):

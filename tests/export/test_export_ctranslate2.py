@@ -112,7 +112,7 @@ def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing
 
     for change, quantization, message in (
         (negate, "float32", r"differs from generate\(\)'s for \d of 6 sentences.* The first is sentence"),
-        (shake, "int8", "`quantization` int8 loses the model"),
+        (shake, "int8", "`quantization` int8 ruins the model"),
     ):
         monkeypatch.setattr(exporter.specification, "save_model", partial(save_another, change=change))
         assert_error(message, export_ctranslate2, memorised_folder, tmp_path / "out", list(PAIRS), quantization)

@@ -242,7 +242,7 @@ def test_an_export_that_differs_or_is_interrupted_leaves_nothing(saved, tmp_path
         assert_error(message, export)
     monkeypatch.setattr(exporter, "write_onnx", write)
     monkeypatch.setattr(exporter, "quantize_file", partial(wrongly, exporter.quantize_file, "", -3.0))
-    assert_error(r"`quantization` int8 loses the model.* have \d+ % of their tokens", export, "int8")
+    assert_error(r"`quantization` int8 ruins the model.* have \d+ % of their tokens", export, "int8")
     monkeypatch.setattr(exporter, "write_onnx", write_half)
     assert_error("", export, error=KeyboardInterrupt)
     assert not list(tmp_path.iterdir())
@@ -291,7 +291,7 @@ def test_what_cannot_be_exported_is_refused_in_a_line_leaving_nothing(saved, tmp
 
 def test_the_built_in_sentences_or_those_of_a_runs_validation_are_compared(tmp_path):
     for count in (1, 2, 500):
-        with pytest.warns(UserWarning, match="built-in ones, in Korean and English: `--sentences` takes yours"):
+        with pytest.warns(UserWarning, match="built-in Korean and English sentences. Choose others with"):
             assert len(set(sentences_to_compare(tmp_path, count=count))) == count
     lines = [f"{number}\tnumber {number}\n" for number in range(9)]
     for name in ("train", "validation"):
@@ -325,7 +325,7 @@ def test_what_the_exported_files_cannot_compute_and_a_broken_folder_are_refused(
     prompt = {"decoder_input_ids": torch.tensor([[0, 1]]), "max_length": 6}
     assert_refused(cases, lambda settings: model.generate(source, **prompt, **settings))
     output = model.generate(source, return_dict_in_generate=True, max_length=4)
-    with pytest.raises(ValueError, match="one token beside a filled cache, but has 2"):
+    with pytest.raises(ValueError, match="one token with a filled cache, but has 2"):
         model(source, decoder_input_ids=torch.tensor([[4, 5]]), past_key_values=cache_of(output))
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "decoder_model.onnx").unlink()

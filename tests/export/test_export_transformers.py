@@ -107,7 +107,7 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
     for field, value in NO_T5.items():
         kernel = "eager" if value == "additive" else "sdpa"
         config = tiny_model(d_model=32, attention=kernel, **T5 | {field: value}).config
-        assert_error(f"of which T5ForC[a-zA-Z]* is the nearest: `{field}` must be", stock_config, config)
+        assert_error(f"not even as T5ForC[a-zA-Z]*, the nearest class: `{field}` must be", stock_config, config)
     config = model_of({"norm_type": "rmsnorm", "d_k": 4, "activation_function": "geglu"}).config
     assert_error(r"`norm_type` .* `d_k` .* `activation_function`", stock_config, config)
     config = model_of({"decoder_attention_heads": 2, "d_k": 16}).config  # which is the decoder's default alone
@@ -200,11 +200,11 @@ def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
 
     with monkeypatch.context() as patch:
         patch.setattr(fresh_process, "__file__", str(tmp_path / "nowhere" / "fresh_process.py"))
-        message = r"transformers alone cannot run .*; it says: .*fresh_process.py.*No such file"
+        message = r"transformers alone cannot run .*: .*fresh_process.py.*No such file"
         assert_error(message, export_transformers, folder, tmp_path / "out", list(PAIRS))
     request.getfixturevalue("in_this_process")
     monkeypatch.setattr(exporter, "stock_model", changed)
-    with pytest.raises(ValueError, match=r"logits differ by .*, so that no folder is left"):
+    with pytest.raises(ValueError, match=r"logits differ by .*, so no folder is written"):
         export_transformers(folder, tmp_path / "out", list(PAIRS))
     assert not list(tmp_path.iterdir())
 
@@ -257,4 +257,4 @@ def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_cla
     assert_error(r"`publish.also` must be empty .*\(ko, en\)", check_recipe, tiny_recipe(tmp_path / "one", further))
     recipe = tiny_recipe(tmp_path / "used", also)
     (recipe.folder / "transformers").mkdir(parents=True)
-    assert_error(r"`publish.also` must be empty where there is ", check_recipe, recipe)
+    assert_error(r"`publish.also` must be empty because .* exists", check_recipe, recipe)

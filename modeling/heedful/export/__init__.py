@@ -1,1 +1,1 @@
-"""A saved model in other forms, each compared with it first: transformers' own class, ONNX, CTranslate2, one page."""
+"""Write a saved model for transformers, ONNX, CTranslate2 or a web page, after a comparison of outputs."""

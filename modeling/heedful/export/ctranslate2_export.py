@@ -1,4 +1,4 @@
-"""Heed models for CTranslate2, whose beam search ends as `generate()` with `early_stopping=True`."""
+"""Heed models for CTranslate2, whose beam search ends like `generate()` with `early_stopping=True`."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from heedful.export import ctranslate2_specification as specification
 from heedful.protocols import Seq2SeqModel
 
 BEAMS = 5
-ALMOST_ZERO = 1e-30  # for a length penalty of 0, with which CTranslate2 stops at the first hypothesis
+ALMOST_ZERO = 1e-30  # instead of a length penalty of 0, with which CTranslate2 stops at the first hypothesis
 
 
 def export_ctranslate2(
@@ -28,9 +28,9 @@ def export_ctranslate2(
     quantization: str = "float32",
     device: str | None = None,
 ) -> comparison.Export:
-    """Write a folder that CTranslate2 loads, and compare it on `device`: "cpu", "cuda", or None for CUDA if possible.
+    """Write a folder for CTranslate2, and compare it on `device`: "cpu", "cuda", or None for CUDA if possible.
 
-    A `ValueError` says if the device cannot compute in the type, or if the model gives other tokens.
+    Raises a `ValueError` if the device does not support the weight type, or if the model gives other tokens.
     """
     resolved = resolve_device(device)
     check_compute_type(quantization, resolved)
@@ -48,7 +48,7 @@ def export_ctranslate2(
 
 
 class CTranslate2Engine:
-    """Greedy and beam search by CTranslate2, on the device of the model."""
+    """Greedy and beam search by CTranslate2, on the model's device."""
 
     def __init__(self, folder: Path, model: Seq2SeqModel, tokenizers: TokenizerPair, compute_type: str):
         self.model = model
@@ -60,10 +60,10 @@ class CTranslate2Engine:
         self._translator = specification.import_ctranslate2().Translator(str(folder), model.device.type, **options)
 
     def search(self, sources: Sources, config: Any, token_budget: int) -> list[list[Hypothesis]]:
-        """Return hypotheses as `GenerateEngine.search`, but without scores; CTranslate2 makes the batches."""
+        """Return hypotheses like `GenerateEngine.search`, without scores. CTranslate2 makes the batches."""
         words = [[self._source_tokens[token] for token in source] for source in sources]
         shortest = (config.min_length or 1) - 1 if config.min_new_tokens is None else config.min_new_tokens
-        # As in generate(), an end token is not a bad word.
+        # As in generate(), end tokens are not bad words.
         bad = [row for row in config.bad_words_ids or [] if len(row) > 1 or row[0] not in end_tokens(config)]
         banned = [*bad, *([token] for token in config.suppress_tokens or [])]
         results = self._translator.translate_batch(
@@ -71,7 +71,7 @@ class CTranslate2Engine:
             max_batch_size=max(token_budget // config.num_beams, max(map(len, words))),
             batch_type="tokens",
             max_input_length=0,
-            return_end_token=True,  # counts in the length, as in generate()
+            return_end_token=True,  # counted in the length, as in generate()
             beam_size=config.num_beams,
             length_penalty=1.0 if config.length_penalty is None else config.length_penalty or ALMOST_ZERO,
             max_decoding_length=config.max_new_tokens,
@@ -86,7 +86,7 @@ class CTranslate2Engine:
 
 
 def check_settings(config: Any, model_config: Any) -> None:
-    """Raise a `ValueError` for a setting that CTranslate2 cannot follow in this search."""
+    """Raise a `ValueError` for a setting that CTranslate2 does not support in this search."""
     ends, beams = end_tokens(config), config.num_beams or 1
     start, own = config.decoder_start_token_id, model_config.decoder_start_token_id
     for name, value in asked_of(config).items():
@@ -100,7 +100,7 @@ def check_settings(config: Any, model_config: Any) -> None:
 
 
 def check_compute_type(name: str, device: torch.device) -> None:
-    """Raise a `ValueError` if CTranslate2 does not know the device, or cannot compute in the type on it."""
+    """Raise a `ValueError` if CTranslate2 does not support the device or the weight type on it."""
     require(device.type in ("cpu", "cuda"), "device", "be cpu or cuda for CTranslate2", repr(str(device)))
     supported = specification.import_ctranslate2().get_supported_compute_types(device.type, device.index or 0)
     must = f"be one of {', '.join(sorted(supported))}, which CTranslate2 can compute with on this {device.type}"
@@ -108,7 +108,7 @@ def check_compute_type(name: str, device: torch.device) -> None:
 
 
 def _searches(model: Seq2SeqModel) -> dict[str, Any]:
-    """Return the model's settings for each search; without beams if only greedy search can have them."""
+    """Return the model's settings for each search, without beam search if it does not support them."""
     own, searches = model.generation_config, {}
     has_beams = (own.num_beams or 1) > 1
     for name, search in comparison.searches_of(own, BEAMS, early_stopping=True).items():
@@ -117,5 +117,5 @@ def _searches(model: Seq2SeqModel) -> dict[str, Any]:
             searches[name] = search
     if has_beams and own.early_stopping is not True and own.length_penalty != 0:
         is_not = f"`early_stopping` of the generation config is {own.early_stopping}"
-        warnings.warn(f"{is_not}, but CTranslate2 ends as with True.", stacklevel=3)
+        warnings.warn(f"{is_not}, but CTranslate2 always ends as with True.", stacklevel=3)
     return searches

@@ -30,17 +30,17 @@ CHOICES: dict[str, Sequence[Any]] = {
     "activation_function": tuple(ACTIVATIONS),
     **dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"), (None,)),
 }
-TABLE_ROWS = 2048  # of positions that Heed computes and CTranslate2 looks up
+TABLE_ROWS = 2048  # positions that Heed computes and CTranslate2 looks up
 WITHOUT_TABLE = ("rotary", *RELATIVE_ENCODINGS)
 import_ctranslate2 = partial(import_extra, "ctranslate2", "ctranslate2")
 
 
 def positions_of_table(config: HeedConfig) -> int | None:
-    """Return the number of positions of the written model, `None` where they are computed."""
+    """Return the number of positions in the written model, `None` for computed positions."""
     if config.position_encoding in WITHOUT_TABLE:
         return None
     limit = config.max_position_embeddings
-    # A limit below the default means short texts, perhaps on a small device.
+    # A limit below the default suggests short texts, perhaps on a small device.
     is_said = config.position_encoding == "learned" or limit < HeedConfig.max_position_embeddings
     return limit if is_said else max(TABLE_ROWS, limit)
 
@@ -48,7 +48,7 @@ def positions_of_table(config: HeedConfig) -> int | None:
 def save_model(
     model: HeedForConditionalGeneration, tokenizers: TokenizerPair, folder: Path, quantization: str
 ) -> None:
-    """Write a model, with its weights in one of CTranslate2's types, into a folder."""
+    """Write a model into a folder, with weights in a CTranslate2 type."""
     specification = make_specification(model)
     source, target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
     specification.register_source_vocabulary(source)
@@ -60,7 +60,7 @@ def save_model(
     for name, token_id in special.items():
         token = target[token_id]
         if token not in source:
-            raise ValueError(f"`{token}` must be in the source's vocabulary too for CTranslate2, but is not.")
+            raise ValueError(f"`{token}` must also be in the source vocabulary for CTranslate2, but is not.")
         setattr(specification.config, name, token)
     specification.config.decoder_start_token = target[config.decoder_start_token_id]
     specification.config.layer_norm_epsilon = config.layer_norm_eps
@@ -70,7 +70,7 @@ def save_model(
 
 
 def vocabulary(tokenizer: Any) -> list[str]:
-    """Return a tokenizer's tokens in the order of their ids; a `ValueError` unless each id has its own."""
+    """Return a tokenizer's tokens ordered by id; a `ValueError` unless each id has exactly one."""
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     if None in tokens:
         raise ValueError(f"Each id must have a token for CTranslate2, but {tokens.index(None)} has none.")
@@ -81,7 +81,7 @@ def vocabulary(tokenizer: Any) -> list[str]:
 
 
 def make_specification(model: HeedForConditionalGeneration) -> Any:
-    """Return CTranslate2's `TransformerSpec` of a model, with copies of its weights in float32."""
+    """Return a model's `TransformerSpec` for CTranslate2, with float32 copies of its weights."""
     import_ctranslate2()
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.transformer_spec import TransformerDecoderSpec, TransformerEncoderSpec
@@ -144,7 +144,7 @@ def _set_stack(theirs: Any, embeddings: Any, ours: Any, config: HeedConfig) -> N
             distance = numpy.dtype("int32").type(bias.max_distance)
             their_layer.self_attention.relative_attention_max_distance = distance
         inner = layer.feed_forward
-        _set_joined(their_layer.ffn.linear_0, inner.fc_gate or inner.fc1)  # the one with the activation
+        _set_joined(their_layer.ffn.linear_0, inner.fc_gate or inner.fc1)  # with the activation
         if inner.fc_gate is not None:
             _set_joined(their_layer.ffn.linear_0_noact, inner.fc1)
         _set_joined(their_layer.ffn.linear_1, inner.fc2)
@@ -166,7 +166,7 @@ def _position_table(ours: Any, config: HeedConfig) -> Any:
 
 
 def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tuple[Any, ...], ...]) -> None:
-    """Set an attention; projections of the same input are one linear layer."""
+    """Set an attention layer; projections with the same input become one linear layer."""
     for linear, projections in zip(theirs.linear, (*inputs, (attention.out_proj,)), strict=True):
         _set_joined(linear, *projections)
     _set_norm(theirs.layer_norm, residual.norm)
@@ -174,7 +174,7 @@ def _set_attention(theirs: Any, attention: Any, residual: Any, inputs: tuple[tup
 
 
 def _set_joined(theirs: Any, *ours: Any) -> None:
-    """Set a linear layer to projections of the same input, one below the other."""
+    """Set a linear layer to stacked projections with the same input."""
     theirs.weight = _copied(torch.cat([projection.weight.detach() for projection in ours]))
     biases = [projection.bias for projection in ours if projection.bias is not None]
     if biases:
@@ -188,5 +188,5 @@ def _set_norm(theirs: Any, ours: Any) -> None:
 
 
 def _copied(tensor: torch.Tensor) -> Any:
-    # `optimize` writes into its arrays, and a tensor's `numpy()` shares the tensor's memory.
+    # `optimize` changes its arrays, and `numpy()` shares a tensor's memory.
     return tensor.detach().to("cpu", torch.float32, copy=True).numpy()

@@ -1,4 +1,4 @@
-"""A saved model asked by transformers alone, in a new process that cannot import Heedful: this file is its program."""
+"""Run a saved model with transformers alone, in a new process that runs this file and cannot import Heedful."""
 
 import os
 import subprocess
@@ -11,28 +11,28 @@ import torch
 
 
 def ask(folder: Path, inputs: dict[str, Any], searches: list[tuple[Any, ...]], **others: Any) -> dict[str, Any]:
-    """Return the `logits` of a batch, the `tokens` of each search by settings and inputs, and the `ids` of `texts`.
+    """Return a batch's `logits`, the `tokens` from each search by settings and inputs, and the `ids` of `texts`.
 
-    `trust_remote_code` lets the folder's own code run, which must then be there. Any failure is a `ValueError`.
+    `trust_remote_code` runs the folder's code, which must then exist. Any failure is a `ValueError`.
     """
     with tempfile.TemporaryDirectory() as work:
         asked = {"dtype": torch.float32, "trust_remote_code": False, "texts": (), **others}
         asked |= {"inputs": inputs, "searches": searches, "threads": torch.get_num_threads()}
         torch.save(asked, f"{work}/asked.pt")
-        # -P: nothing is imported from the current folder or from this file's.
+        # -P: no imports from the current folder or this file's.
         command = [sys.executable, "-P", __file__, str(folder.resolve()), work]
         environment = {**os.environ, "HF_MODULES_CACHE": f"{work}/modules", "HF_HUB_OFFLINE": "1"}
         options: Any = {"env": environment, "cwd": work, "encoding": "utf-8", "errors": "replace"}
         done = subprocess.run(command, capture_output=True, check=False, **options)
         if done.returncode:
             reason = ["nothing", *done.stderr.strip().splitlines()][-1]
-            raise ValueError(f"transformers alone cannot run the model; it says: {reason}")
+            raise ValueError(f"transformers alone cannot run the model: {reason}")
         return torch.load(f"{work}/answer.pt")
 
 
 @torch.inference_mode()
 def answer(folder: str, work: str) -> None:
-    """Answer what `ask` has written into a folder."""
+    """Compute the results that `ask` requests in a folder."""
     sys.modules["heedful"] = None  # type: ignore[assignment]  # makes its import fail
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A model in one HTML file, for use without a network: int8 weights, a tokenizer, and JavaScript that computes."""
+"""A model in one HTML file for offline use: int8 weights, a tokenizer, and JavaScript that computes."""
 
 import base64
 import html
@@ -23,10 +23,10 @@ from heedful.generation_heed import DEFAULT_MAX_NEW_TOKENS
 from heedful.protocols import Seq2SeqModel
 
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
-LARGEST = 100_000_000  # bytes of all models' weights; browsers open no much larger file
-WIDEST = 127  # of int8, symmetrical
+LARGEST = 100_000_000  # bytes in all models' weights; browsers do not open much larger files
+WIDEST = 127  # symmetrical int8
 LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
-# The example in a card's code, a JSON string.
+# The example text in a card's code, a JSON string.
 EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
 CHOICES: dict[str, Sequence[Any]] = {
     "attention_scoring": ("scaled_dot",),
@@ -39,10 +39,10 @@ CHOICES: dict[str, Sequence[Any]] = {
 
 
 def write_page(models: Sequence[str | Path], path: str | Path, example: str | None = None) -> Path:
-    """Write a page, a .html file, with one model or several, which translate one text side by side.
+    """Write an HTML page with one or several models, which translate a text side by side.
 
     `models` are Transformers or recurrent models with attention, each with a byte-level BPE tokenizer for both sides.
-    The page opens with `example`, by default that of a model's card. A `ValueError` names what the page cannot hold.
+    The page opens with `example`, by default from a model's card. A `ValueError` names unsupported parts.
     """
     path = check_writable(path, [".html"])
     packed, cards = [], []
@@ -65,7 +65,7 @@ def write_page(models: Sequence[str | Path], path: str | Path, example: str | No
 
 
 def quantize(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(rows, columns)` int8 and their `(rows)` scales in float32."""
+    """Return `(rows, columns)` int8 numbers and their `(rows)` float32 scales."""
     scales = (matrix.abs().amax(1) / WIDEST).clamp(min=1e-12)
     return (matrix / scales[:, None]).round().to(torch.int8), scales
 
@@ -90,7 +90,7 @@ def _packed(name: str, card: str, model: Seq2SeqModel, tokenizers: TokenizerPair
 
 
 def _tensors(model: Seq2SeqModel) -> tuple[dict[str, Any], bytes]:
-    """Return where each tensor lies in the bytes: first all float32 numbers, then int8 matrices, shared ones once."""
+    """Return each tensor's place in the bytes: all float32 numbers, then int8 matrices, shared ones once."""
     vectors, matrices, places = bytearray(), bytearray(), {}
     tensors: dict[str, Any] = {}
     for name, value in model.float().state_dict().items():

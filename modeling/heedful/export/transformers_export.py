@@ -1,4 +1,4 @@
-"""Heed models as transformers' own classes, without our code, compared in a process that has no Heedful."""
+"""Heed models as transformers' own classes, without our code, compared in a process without Heedful."""
 
 import json
 import re
@@ -30,19 +30,19 @@ from heedful.training.publication import UNDETERMINED, with_decoding
 from heedful.training.recipe import Recipe
 from heedful.training.run import RunResult
 
-TOLERANCE = 1e-5  # the largest allowed difference of a logit in float32; relative where logits are above 1
+TOLERANCE = 1e-5  # largest allowed logit difference in float32, relative if above 1
 BEAMS = 5
 SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # fields that a search changes
 FORM_FOLDER = "transformers"  # of a run
 RUN_SENTENCES = 500
-LOGITS = 2**25  # the most that are compared, which the other process writes to a file
-USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the section of a card that changes
+LOGITS = 2**25  # most logits compared; the other process writes them to a file
+USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the card section that changes
 
 
 def export_transformers(
     model: str | Path, target: str | Path, sentences: Sequence[str], zero_start: bool = False
 ) -> comparison.Export:
-    """Write a Heed model as a class of transformers, compared on sentences; `zero_start` is for `start_from_zero`."""
+    """Write a Heed model as a transformers class, compared on sentences; `zero_start` is for `start_from_zero`."""
     with comparison.begun_export(model, target, sentences, "transformers") as draft:
         folder, stock = draft.folder, stock_model(draft.model)
         settings = draft.model.generation_config.to_dict().items()
@@ -65,40 +65,40 @@ def export_transformers(
 
 @contextmanager
 def stock_form(model: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder with the stock form of a model, after the checks of a push."""
+    """Yield a temporary folder with a model's stock form, after the checks for a push."""
     check_folder(Path(model))
     with tempfile.TemporaryDirectory() as work:
         yield export_transformers(model, Path(work) / "model", comparison.sentences_to_compare(model)).folder
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check before a run that `publish.also` has a stock form and room for it."""
+    """Check before a run that the model for `publish.also` has a stock form, and that the folder is free."""
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
     given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
     if len(languages := given.languages if given else recipe.data.languages) > 1:
         names = ", ".join(languages)
-        where = f"for a model of several target languages, of which no class of transformers knows ({names})"
+        where = f"for a model with several target languages ({names}), because no transformers class supports them"
     elif folder.exists() and not recipe.overwrite:
-        where = f"where there is {folder}"
+        where = f"because {folder} exists"
     if where is not None:
         raise wrong("publish.also", f"be empty {where}", recipe.publish.also)
     config: Any = load_model(start).config if start else config_of(recipe.model, {}, recipe.tokenizer.joint)
     comparison.check_kind(config, "transformers")
     stock_config(config)
     decoding = with_decoding(GenerationConfig(), recipe.decoding)
-    comparison.check_settings(decoding, "transformers", "`publish.also` must be empty, for `decoding` of the recipe")
+    comparison.check_settings(decoding, "transformers", "`publish.also` must be empty: the recipe's `decoding`")
 
 
 def export_run(result: RunResult) -> Path:
-    """Write the stock form of a run's published model, compared on validation sentences."""
+    """Write the published model's stock form after a run, compared on validation sentences."""
     sentences = [pair["source"] for pair in sample(result.corpus.validation_pairs, RUN_SENTENCES)]
     return export_transformers(result.folder, result.recipe.folder / FORM_FOLDER, sentences).folder
 
 
 def _name_as_version_4(folder: Path) -> None:
-    """Write special tokens, such as T5's sentinels, under the name that every version reads."""
+    """Write special tokens, such as T5's sentinels, under the name that every version uses."""
     config = read_object(folder / "tokenizer_config.json")
     if isinstance(config.get("extra_special_tokens"), list):
         config["additional_special_tokens"] = config.pop("extra_special_tokens")
@@ -106,7 +106,7 @@ def _name_as_version_4(folder: Path) -> None:
 
 
 def _pad_with_the_last_token(file: Path, last: int) -> None:
-    """Add `<pad>` to a tokenizer as its last token, and rename the earlier `<pad>`."""
+    """Add `<pad>` as a tokenizer's last token, and rename the earlier `<pad>`."""
     state = json.loads(file.read_text(encoding="utf-8"))
     pad = next(token for token in state["added_tokens"] if token["content"] == PAD)
     state["added_tokens"].append(pad | {"id": last})
@@ -121,7 +121,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
 
 
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
-    """Compare the exported folder; return the comparisons, the difference of logits, and in how many sentences."""
+    """Compare the exported folder; return the comparisons, the logit difference, and the number of sentences."""
     ours, limit = draft.model, getattr(config, "max_position_embeddings", None)  # T5 has none
     sources = comparison.encode(draft.tokenizers, draft.sentences, limit)
     searches, pad = comparison.searches_of(ours.generation_config, BEAMS), ours.config.pad_token_id
@@ -145,7 +145,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
         for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
             if expected != found:
-                wrong = f"the ids {expected}, but gives {found} instead, so that no folder is left"
+                wrong = f"the ids {expected}, but gives {found} instead, so no folder is written"
                 raise ValueError(f"The exported tokenizer must give the {side} {sentence!r} {wrong}.")
     outputs: comparison.Outputs = {name: [()] * len(sources) for name in searches}
     for (name, numbers), (_, batch), tokens in zip(batches, asked, answer["tokens"], strict=True):

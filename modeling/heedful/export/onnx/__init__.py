@@ -1,1 +1,1 @@
-"""ONNX: the graphs of a model, and a model of transformers that runs them."""
+"""ONNX: a model's graphs, and a transformers model that runs them."""

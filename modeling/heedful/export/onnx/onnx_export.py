@@ -17,9 +17,9 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 
 Quantization = Literal["float32", "int8"]
 
-TOLERANCE = 1e-4  # the largest allowed difference of a logit in float32; relative where logits are above 1
+TOLERANCE = 1e-4  # largest allowed logit difference in float32, relative if above 1
 BEAMS = 4
-LOGITS_SENTENCES = 16  # whose logits are compared, step by step
+LOGITS_SENTENCES = 16  # with logits compared step by step
 
 
 def export_onnx(
@@ -27,7 +27,7 @@ def export_onnx(
 ) -> comparison.Export:
     """Write a saved Heed model as ONNX files, with its configuration and tokenizers, and compare it on sentences.
 
-    `int8` weights are a quarter of the size; onnxruntime quantizes their inputs at each call.
+    `int8` weights take a quarter of the space; onnxruntime quantizes their inputs at each call.
     """
     if quantization not in get_args(Quantization):
         raise wrong("quantization", f"be one of {', '.join(get_args(Quantization))}", repr(quantization))
@@ -54,7 +54,7 @@ def export_onnx(
 def greedy_difference(
     model: HeedForConditionalGeneration, exported: OnnxModel, sources: list[list[int]], greedy: Any, limit: int | None
 ) -> float:
-    """Return the largest difference of a logit in greedy search, where both models give the same tokens."""
+    """Return the largest logit difference in greedy search while both models give the same tokens."""
     greedy.update(return_dict_in_generate=True, output_logits=True)
     model.generation_config = exported.generation_config = greedy
     largest = 0.0

@@ -1,4 +1,4 @@
-"""The ONNX files of a Heed model, named as optimum names them: an encoder, and a decoder for first and later steps."""
+"""A Heed model's ONNX files, named as by optimum: an encoder, and a decoder for first and later steps."""
 
 import copy
 import logging
@@ -18,19 +18,19 @@ from heedful.files import first_line
 from heedful.messages_heed import wrong
 from heedful.modeling_heed import HeedForConditionalGeneration
 
-OPSET = 18  # the oldest that torch's exporter writes: most runtimes read it
-LARGEST_FILE = 2**31 - 2**26  # bytes of weights; protocol buffers hold 2 GiB, so larger weights get their own file
-BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of the axes that vary
+OPSET = 18  # the oldest that torch exports, for the most runtimes
+LARGEST_FILE = 2**31 - 2**26  # bytes; protocol buffers hold 2 GiB, so larger weights get a separate file
+BATCH, SOURCE = "batch_size", "encoder_sequence_length"  # names of varying axes
 TARGET, PAST = "decoder_sequence_length", "past_decoder_sequence_length"
 
 
 def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
-    """Write a model's ONNX files and config in float32; the model changes to evaluation and `eager` attention."""
+    """Write a model's ONNX files and config in float32. The model switches to evaluation and `eager` attention."""
     check_exportable(model)
     nn.Module.float(model).eval().set_attn_implementation("eager")
     first, following = (_Decoder(model, has_past).eval() for has_past in (False, True))
     encoder, config = _Encoder(model).eval(), cast("Any", model.config)
-    # All sizes differ and none is 1, so that the trace cannot confuse them.
+    # All sizes differ and none is 1, so the trace cannot confuse them.
     tokens, mask = torch.full((2, 5), config.pad_token_id or 0), torch.ones(2, 5, dtype=torch.long)
     source: dict[int, str] = {0: BATCH, 1: SOURCE}
     present = cache_names(config.decoder_layers, "present")
@@ -55,12 +55,12 @@ def write_onnx(model: HeedForConditionalGeneration, folder: Path) -> None:
     for name in ("auto_map", "custom_pipelines"):  # the folder has no code
         config.__dict__.pop(name, None)
     config.to_json_file(folder / "config.json")
-    # `save_pretrained` refuses settings that `generate()` only warns of.
+    # `save_pretrained` refuses settings that `generate()` only warns about.
     model.generation_config.to_json_file(folder / "generation_config.json")
 
 
 def check_exportable(model: HeedForConditionalGeneration) -> None:
-    """Raise a `ValueError` for quantized weights, which the exporter cannot read."""
+    """Raise a `ValueError` for quantized weights, which the exporter does not support."""
     quantized = getattr(model.config, "quantization_config", None)
     if quantized is not None or model.quantized_weights():
         found = "torchao's `quantize_`" if quantized is None else quantized
@@ -91,10 +91,10 @@ class _Decoder(nn.Module):
         if self.has_past:
             input_ids, mask, *past = inputs
             onnx_model.fill_cache(cache, past)
-            states = past[2][:, 0]  # with a filled cache, the decoder reads only the shape of the source's states
+            states = past[2][:, 0]  # with a filled cache, the decoder uses only the shape of the source states
         else:
             input_ids, states, mask = inputs
-        # The model takes a mask of four dimensions as it is; its own would be slow in onnxruntime.
+        # The model uses a four-dimensional mask unchanged; its own mask would be slow in onnxruntime.
         added = (1 - mask[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min  # (B, 1, 1, S)
         source = {"encoder_hidden_states": states, "encoder_attention_mask": added}
         output = self.decoder(input_ids=input_ids, cache=cache, use_cache=True, **source)
@@ -105,7 +105,7 @@ class _Decoder(nn.Module):
 def write_part(
     path: Path, part: nn.Module, inputs: dict[str, tuple[torch.Tensor, dict[int, str]]], outputs: list[str]
 ) -> None:
-    """Trace a part of the model, and write it; each input has an example and names for its varying axes."""
+    """Trace and write part of the model; each input has an example and names for its varying axes."""
     import onnx_ir
 
     try:
@@ -113,7 +113,7 @@ def write_part(
         examples, axes = (tuple(each[part_of] for each in inputs.values()) for part_of in (0, 1))
         options: dict[str, Any] = {"opset_version": OPSET, "dynamo": True, "verbose": False}
         program: Any = torch.onnx.export(part, examples, dynamic_shapes=(axes,), **names, **options)
-    except Exception as error:  # torch's exporter raises errors of any type
+    except Exception as error:  # torch's exporter raises any error type
         raise ValueError(f"torch cannot write {path.name}: {first_line(error)}") from error
     _remove_notes(program.model)
     weights = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
@@ -121,13 +121,13 @@ def write_part(
 
 
 def quantize_file(path: Path) -> None:
-    """Replace the matrices of an ONNX file by int8 ones, with a scale each."""
+    """Replace an ONNX file's matrices by int8 ones, with a scale each."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     plain = path.with_suffix(".float32")
     path.rename(plain)
     with quiet_export():
-        # Unsigned, because without VNNI unsigned inputs times signed weights overflow.
+        # Unsigned weights, because without VNNI unsigned inputs times signed weights overflow.
         quantize_dynamic(plain, path, weight_type=QuantType.QUInt8)
     plain.unlink()
     path.with_name(f"{path.name}_data").unlink(missing_ok=True)
@@ -135,7 +135,7 @@ def quantize_file(path: Path) -> None:
 
 @contextmanager
 def quiet_export() -> Iterator[None]:
-    """Silence torch's exporter and onnxruntime's quantizer, which speak of their own internals."""
+    """Silence messages about internals from torch's exporter and onnxruntime's quantizer."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -146,7 +146,7 @@ def quiet_export() -> Iterator[None]:
 
 
 def _remove_notes(model: Any) -> None:
-    """Remove the exporter's notes, which name files on this machine."""
+    """Remove the exporter's notes, which name local files."""
     nodes, graph = list(model.graph.all_nodes()), model.graph
     for node in nodes:
         node.doc_string = None

@@ -1,4 +1,4 @@
-"""`generate()` over an exported ONNX folder: onnxruntime computes, transformers decodes."""
+"""`generate()` for an exported ONNX folder: onnxruntime computes, transformers decodes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,13 +28,13 @@ ONNX_FILES = (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
 
 
 def cache_names(layers: int, prefix: str = "past_key_values", has_source: bool = True) -> list[str]:
-    """Return the names of the cached keys and values in the order of the files; the source's are `encoder`."""
+    """Return the names of cached keys and values in the files' order; `encoder` means the source's."""
     parts = product(range(layers), ("decoder", "encoder") if has_source else ("decoder",), ("key", "value"))
     return [f"{prefix}.{layer}.{side}.{part}" for layer, side, part in parts]
 
 
 def cached_tensors(cache: Any, has_source: bool = True) -> list[torch.Tensor]:
-    """Return the keys and values of a cache in the order of `cache_names`."""
+    """Return a cache's keys and values in the order of `cache_names`."""
     sides = [cache.self_attention_cache.layers, *([cache.cross_attention_cache.layers] if has_source else [])]
     return [part for layers in zip(*sides, strict=True) for layer in layers for part in (layer.keys, layer.values)]
 
@@ -57,12 +57,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
         super().__init__(config)
         self.encoder = OnnxEncoder(sessions[0])
         self.first_step, self.next_step = sessions[1:]
-        # Gives the model its device and dtype.
+        # Sets the model's device and dtype.
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:  # type: ignore[override]
-        """Load a folder of `heedful export onnx`; a `FileNotFoundError` names a missing file."""
+        """Load a folder from `heedful export onnx`; a `FileNotFoundError` names a missing file."""
         folder = Path(folder)
         for name in ("config.json", "generation_config.json", *ONNX_FILES):
             if not (folder / name).is_file():
@@ -92,8 +92,7 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
     ) -> Seq2SeqLMOutput:
         """Return `logits` `(batch, target_length, decoder_vocab_size)`, with the arguments of the Heed model.
 
-        A filled cache must be dynamic, takes one target token, and grows. What the files do not compute is a
-        `ValueError`.
+        A filled cache must be dynamic, takes one target token, and grows. Unsupported arguments raise a `ValueError`.
         """
         _check_request(decoder_input_ids, cache, kwargs)
         if encoder_outputs is None:
@@ -133,7 +132,7 @@ class OnnxEncoder(nn.Module):
 
 
 def _run(session: Any, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Run a session, which takes integers of 64 bits alone."""
+    """Run a session, which takes only 64-bit integers."""
     inputs = {name: value if value.is_floating_point() else value.long() for name, value in inputs.items()}
     outputs = session.run(None, {name: value.contiguous().numpy() for name, value in inputs.items()})
     return list(map(torch.from_numpy, outputs))
@@ -143,7 +142,7 @@ def _check_request(tokens: Any, cache: EncoderDecoderCache | None, others: dict[
     if cache is not None and cache.is_compileable:
         raise wrong("cache_implementation", f"be dynamic {FOR}", "static")
     if cache is not None and cache.get_seq_length() and tokens.shape[1] != 1:
-        raise wrong("decoder_input_ids", "have one token beside a filled cache", tokens.shape[1], verb="has")
+        raise wrong("decoder_input_ids", "have one token with a filled cache", tokens.shape[1], verb="has")
     mask = others.pop("decoder_attention_mask", None)
     if mask is not None and not bool(mask.all()):
         raise wrong("decoder_attention_mask", f"be 1 everywhere {FOR}", "0 somewhere")

@@ -169,8 +169,9 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
 
 
 def test_autocast_changes_nothing_and_there_may_be_more_beams_than_tokens(model):
-    decoder, batch = NativeDecoder(model), make_batch(2)
-    with torch.autocast("cpu", torch.bfloat16):
+    batch = make_batch(2)
+    with torch.autocast("cpu", torch.bfloat16):  # as in a validation in mixed precision
+        decoder = NativeDecoder(model)
         tokens = model.generate(**decoder.encoded(**batch), custom_generate=decoder, num_beams=3)
     assert torch.equal(tokens, model.generate(**batch, num_beams=3))
     batch = {"input_ids": torch.tensor([[4, 5, 4], [5, 5, 5]])}

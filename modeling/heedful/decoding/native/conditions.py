@@ -152,8 +152,8 @@ def difference(model: HeedForConditionalGeneration, network: NativeNetwork, prec
     prompt[0, 0] = config.decoder_start_token_id or 0
     with evaluation_mode(model), torch.autocast("cpu", enabled=False):
         expected = model(tokens % config.vocab_size, decoder_input_ids=prompt, use_cache=False).logits[:, -1].float()
-    state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
-    distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
+        state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
+        distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
     limit = LIMITS["int8" if precision == "int8" else str(model.dtype).removeprefix("torch.")]
     if not distance > limit:  # NaN passes: the search finds it
         return None

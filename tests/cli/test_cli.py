@@ -215,7 +215,7 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
         (["attention", tmp_path / "nowhere", "x", "-o", "map.png"], no_model),
         (["evaluate", "none", "--data", missing], "`--data` must be a file that exists"),
         (["evaluate", "none", *data, "--ignore", "("], "`--ignore` must be a regular expression, but is '('"),
-        (["evaluate", "none", *data, "--ignore", "."], "`--ignore` must leave something of the references"),
+        (["evaluate", "none", *data, "--ignore", "."], "`--ignore` must leave some text in the references"),
         (["evaluate", "none", *data, "--references", "a"], "`a` must be a list of one text or more, but is missing"),
         (["evaluate", "none", *data, "--confusions", -1], "`--confusions` must be at least 0"),
         (["score", "none", missing], "`PAIRS` must be a file that exists"),

@@ -56,7 +56,7 @@ def test_every_command_of_the_guide_runs(place, printed, pairs):
     assert "dual_cross_entropy" in scored[0]
     *_, accepted, ignoring = [out for command, out in found.items() if " --references accepted" in command]
     assert "nrefs:2" in accepted
-    assert "What matches [0-9] is taken out" in ignoring
+    assert "Matches of [0-9] are removed" in ignoring
     assert "commonest confusions" in ignoring
     (learned,) = [out for command, out in found.items() if "--metric" in command]
     assert re.search(r"^COMET +-?\d+\.\d{4}$", learned, re.MULTILINE)

@@ -104,7 +104,7 @@ def test_all_that_is_right_counts_and_what_is_ignored_does_not(references):
     assert example["other"]["text"] == "Nothing."
     assert example["reference"] == " / ".join(accepted[example["number"] - 1])
     told = comparison_table(found).splitlines()
-    assert told[1] == r"What matches \d+ is taken out of predictions and references before they are scored."
+    assert told[1] == r"Matches of \d+ are removed from predictions and references before scoring."
     alone = compare_translations(systems, references, references, settings)
     assert alone["systems"]["other"]["exact_match"]["score"] == 0
 
@@ -156,7 +156,7 @@ def test_sentences_won_and_lost_are_counted_and_the_most_telling_are_shown(refer
 
 def test_comparisons_that_cannot_be_made_are_refused(references):
     pair = {"a": [references], "b": [references]}
-    no_seeds, fewer = "must be a list with the list of translations", references[:-1]
+    no_seeds, fewer = "must be a list with each seed's list", references[:-1]
     cases = [
         (({"a": [references]}, references, references, QUICK), "`systems` must be at least two, but are 1"),
         ((pair, fewer, fewer, QUICK), "must be equally many, but are 40 predictions and 39 references"),
@@ -165,7 +165,7 @@ def test_comparisons_that_cannot_be_made_are_refused(references):
         (({"a": [], "b": [references]}, references, references, QUICK), no_seeds),
         (
             (pair, references, references, ComparisonSettings(ignore=".")),
-            "`ignore` must leave something of the references",
+            "`ignore` must leave some text in the references",
         ),
     ]
     assert_refused(cases, lambda given: compare_translations(*given))

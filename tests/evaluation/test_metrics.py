@@ -279,14 +279,14 @@ def test_what_is_ignored_is_taken_out_of_predictions_and_references_before_any_s
 
 def test_an_expression_that_is_none_or_leaves_nothing_is_refused():
     cases = [("[0-", r"`ignore` must be a regular expression, but is '\[0-' instead: ")]
-    cases += [(".", r"`ignore` must leave something of the references, but '\.' takes out all")]
+    cases += [(".", r"`ignore` must leave some text in the references, but '\.' removes all")]
     assert_refused(cases, lambda ignore: score_translations(["a", "b"], ["a", ["b", "c"]], ignore=ignore))
     assert score_translations(["a", "b"], ["a", "b"], ignore="a")["exact_match"] == 100
 
 
 def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
     monkeypatch.setattr("heedful.evaluation.metrics.PATIENCE", 0.1)
-    endless = [("(a+)+b", r"`decoding.ignore` must find what it looks for in 0.1 seconds")]
+    endless = [("(a+)+b", r"`decoding.ignore` must need at most 0.1 seconds")]
     assert_refused(endless, lambda ignore: score_translations(["a" * 999], ["b"], ignore=ignore))
 
 
@@ -351,7 +351,7 @@ def test_the_command_scores_against_all_targets_that_are_right(evaluate):
 
 def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate):
     lines = evaluate("--ignore", "[.]", "--confusions", 1).splitlines()
-    assert lines[1] == "What matches [.] is taken out of predictions and references before they are scored."
+    assert lines[1] == "Matches of [.] are removed from predictions and references before scoring."
     assert len(lines[2:-2]) == len(METRICS)
     assert [name for name in PERCENTAGES if f"| `{name}` |" not in text_of("score_and_compare")] == []
     assert lines[-1].split("  ")[-1].strip() == "1: 고양이가 잔다. | A cat sleeps | The cat sleeps"

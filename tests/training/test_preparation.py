@@ -247,7 +247,7 @@ def test_what_scores_could_not_use_is_refused_before_training(tmp_path):
     assert corpus.validation_pairs == [{"source": "넷", "target": "4", "references": ["4", "four"]}]
     for name, message in {
         "bad": r"`right` must be a list of one text or more, but is \[\] instead in row 1 of .*bad.jsonl",
-        "digits": r"`decoding.ignore` must leave something of the references, but '\[0-9\]' takes out all",
+        "digits": r"`decoding.ignore` must leave some text in the references, but '\[0-9\]' removes all",
     }.items():
         for given in ({"data.validation": files[name]}, {"data.test": {"t": files[name]}}):
             assert_error(message, prepare_corpus, tiny_recipe(tmp_path, {**changes, **given}), tmp_path / name)

@@ -1,1 +1,1 @@
-"""Scores of predictions against references, with signatures, intervals and tests: from BLEU to error rates."""
+"""Scores for predictions, with signatures, intervals and tests: from BLEU to error rates."""

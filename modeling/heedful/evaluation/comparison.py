@@ -1,4 +1,4 @@
-"""Comparison of systems: sacrebleu's paired tests, and the sentences that differ most."""
+"""Comparison of systems: sacrebleu's paired tests, and the sentences with the largest differences."""
 
 import json
 import math
@@ -16,9 +16,9 @@ from heedful.evaluation.metrics import SMALLEST_BOOTSTRAP, TITLE_WIDTH, comparab
 from heedful.files import check_at_least, read_lines
 from heedful.messages_heed import wrong
 
-TIE = 1e-7  # smaller differences of scores are none
+TIE = 1e-7  # smaller score differences count as equal
 HEADING = (
-    "{count:,} pairs. After each difference from the first system, p by paired bootstrap ({resamples:,} resamples) "
+    "{count:,} pairs. After the difference from the first system: p by paired bootstrap ({resamples:,} resamples) "
     "and by approximate randomization ({trials:,} trials), seed {seed}."
 )
 TESTED = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}"
@@ -26,16 +26,16 @@ TESTED = "  {difference:+.2f}  p {bootstrap_p:.4f}  {randomization_p:.4f}"
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """Settings of a comparison, checked at once."""
+    """Comparison settings, checked at once."""
 
-    tokenize: str | None = None  # for BLEU; None for the one that fits the references
-    lowercase: bool = False  # ignore case, as TER always does
-    resamples: int = 1000  # of the paired bootstrap
-    trials: int = 10_000  # of the approximate randomization
-    seed: int = 12345  # of both tests; 0 means "none" to sacrebleu
-    examples: int = 3  # shown of a system's wins, and of its losses
-    ignore: str | None = None  # a regular expression of text that is not scored
-    ter: bool | None = None  # compute TER; None: if it takes two minutes at most
+    tokenize: str | None = None  # for BLEU; None chooses by the references
+    lowercase: bool = False  # ignore case; TER always does
+    resamples: int = 1000  # in the paired bootstrap
+    trials: int = 10_000  # in the approximate randomization
+    seed: int = 12345  # for both tests; 0 means "none" to sacrebleu
+    examples: int = 3  # shown from each system's wins, and from its losses
+    ignore: str | None = None  # a regular expression for text that is not scored
+    ter: bool | None = None  # compute TER; None: if it takes at most two minutes
 
     def __post_init__(self) -> None:
         check_at_least(SMALLEST_BOOTSTRAP, resamples=self.resamples, trials=self.trials)
@@ -50,24 +50,24 @@ def compare_translations(
     sources: Sequence[str],
     settings: ComparisonSettings | None = None,
 ) -> dict[str, Any]:
-    """Compare systems with the first of them on the same sentences, by sacrebleu's paired tests.
+    """Compare systems with the first system on the same sentences, by sacrebleu's paired tests.
 
     Paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005) give p-values for each
-    difference of scores. A system of several seeds has the mean of their scores; a resample or a trial takes the
-    sentences of all its seeds together. The tests ask about other sentences, the deviation shows the effect of other
-    seeds. Unlike in sacrebleu, a trial with an equal difference counts, and p is 1 without a difference.
+    score difference. A system with several seeds has their mean score; resamples and trials take a sentence from all
+    seeds together. The tests estimate the effect of other sentences, the deviation that of other seeds. Unlike in
+    sacrebleu, a trial with an equal difference counts, and p is 1 without a difference.
 
     Args:
-        systems: By name, a list of translations for each seed.
-        references: For each sentence a reference, or a list of them.
-        sources: For each sentence the source, to be shown.
-        settings: Tokenizer, resamples, seed and the like.
+        systems: By name, a list with each seed's list of translations.
+        references: For each sentence a reference, or a list of references.
+        sources: Source sentences, to be shown.
+        settings: Tokenizer, resamples, seed and others.
 
     Returns:
-        `count`, `settings`, signatures, and `systems`, each with its `seeds` and for each metric `score`, `scores` of
-        the seeds and their `deviation`, the 95 % `interval`, and against the first system `difference`, `bootstrap_p`
-        and `randomization_p`; also `wins`, `losses` and `ties` by sentence chrF (mean of the seeds), and `examples`
-        with the largest differences, in the words of the first seeds.
+        `count`, `settings`, signatures, and `systems`. Each system has `seeds`, and for each metric `score`, the
+        seeds' `scores` and `deviation`, the 95 % `interval`, and against the first system `difference`, `bootstrap_p`
+        and `randomization_p`. It also has `wins`, `losses` and `ties` by sentence chrF (the seeds' mean), and
+        `examples` with the largest differences, from the first seeds.
 
     Raises:
         ValueError: If there are fewer than two systems, sentences are missing, or `ignore` matches all references.
@@ -77,7 +77,7 @@ def compare_translations(
     _check_systems(systems, accepted, sources)
     settings = replace(settings, tokenize=metrics.fitting_tokenizer(settings.tokenize, accepted))
     systems = {name: [comparable(texts, settings.ignore) for texts in seeds] for name, seeds in systems.items()}
-    # Repeated seeds give all systems one width and keep their means.
+    # Repeating seeds gives all systems one width and keeps their means.
     width = math.lcm(*map(len, systems.values()))
     compared: dict[str, dict[str, Any]] = {name: {"seeds": len(seeds)} for name, seeds in systems.items()}
     signatures, chrf = {}, {}
@@ -96,7 +96,7 @@ def compare_translations(
     baseline, *others = systems
     for name in others:
         differences = chrf[name] - chrf[baseline]
-        differences[np.abs(differences) <= TIE] = 0  # numbers of seeds round means differently
+        differences[np.abs(differences) <= TIE] = 0  # means over different numbers of seeds round differently
         signs = np.sign(differences)
         compared[name] |= {key: int((signs == sign).sum()) for key, sign in (("wins", 1), ("losses", -1), ("ties", 0))}
         order = np.argsort(-differences, kind="stable")
@@ -111,7 +111,7 @@ def compare_translations(
 
 
 def comparison_table(comparison: Mapping[str, Any]) -> str:
-    """Write a result of `compare_translations` as text."""
+    """Write the result from `compare_translations` as text."""
     systems = comparison["systems"]
     lines = [HEADING.format(count=comparison["count"], **comparison["settings"])]
     if comparison["settings"]["ignore"] is not None:
@@ -137,10 +137,10 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 
 
 def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str:
-    """Write results of `compare_translations` by target language as a table."""
+    """Write results from `compare_translations`, by target language, as a table."""
     name, *_ = next(iter(comparisons.values()))["systems"]
     tested = "  ".join(f"{'before':>6} {title:>6}  {'diff.':>6} {'p':>6}" for title in ("chrF", "BLEU"))
-    lines = [f"Before each score that of {name}; after it the difference, and p by paired bootstrap."]
+    lines = [f"Before each score the score of {name}; after it the difference, and p by paired bootstrap."]
     width = max(map(len, ("into", *map(str, comparisons))))
     lines.append(f"{'into':<{width}}  {'pairs':>6}  {tested}")
     for language, comparison in comparisons.items():
@@ -155,7 +155,7 @@ def directions_table(comparisons: Mapping[str | None, Mapping[str, Any]]) -> str
 
 
 def read_predictions(path: Path, count: int, references: Sequence[Sequence[str]] = ()) -> list[str]:
-    """Read `count` translations, one a line, without JSON unless references are JSON."""
+    """Load `count` translations, one per line; JSON is an error unless references are JSON."""
     what = f"{path} must hold translations, one a line, as `heedful evaluate --predictions` writes them"
     lines = read_lines(path, "systems")
     if len(lines) != count:
@@ -176,7 +176,7 @@ def _is_json(text: str) -> bool:
 def _tests(
     metric: metrics.Measure, systems: list[np.ndarray], settings: ComparisonSettings
 ) -> Iterator[dict[str, Any]]:
-    """Yield the interval of each system `(sentences, seeds, counts)`, and its difference from the first, with p."""
+    """Yield each system's interval, and its difference from the first with p, from `(sentences, seeds, counts)`."""
     count = len(systems[0])  # the draws are those of sacrebleu's paired tests
     drawn = np.random.default_rng(settings.seed).choice(count, (settings.resamples, count))
     kept = np.random.default_rng(settings.seed).integers(2, size=(settings.trials, count), dtype=bool)
@@ -208,6 +208,6 @@ def _check_systems(systems: Mapping[str, Any], references: Sequence[Any], source
         raise wrong("references", "be at least two, and as many as `sources`", counts, verb="are")
     for name, seeds in systems.items():
         if isinstance(seeds, str) or not len(seeds) or any(isinstance(texts, str) for texts in seeds):
-            raise ValueError(f"`systems[{name!r}]` must be a list with the list of translations of each seed.")
+            raise ValueError(f"`systems[{name!r}]` must be a list with each seed's list of translations.")
         for texts in seeds:
             metrics.check_equally_many(texts, references)

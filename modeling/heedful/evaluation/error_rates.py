@@ -1,4 +1,4 @@
-"""Error rates and confusions, for tasks with few right answers such as pronunciations, commands and spelling."""
+"""Error rates and confusions, for tasks with few right answers, such as pronunciation, commands and spelling."""
 
 import math
 from collections import Counter
@@ -11,20 +11,20 @@ from rapidfuzz.distance import Levenshtein
 
 from heedful.symbols_heed import CHARACTER
 
-# The units of an edit. Tokens have spaces between them. Characters are grapheme clusters (Unicode's UAX 29), several
-# under a tie bar, and spaces.
+# An edit's units. Tokens are separated by spaces. Characters are grapheme clusters (Unicode's UAX 29; under a tie bar
+# several are one) and spaces.
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(CHARACTER).findall}
 ErrorRate = Literal["token_error_rate", "character_error_rate"]
 ERROR_RATES: tuple[str, ...] = get_args(ErrorRate)
 PERCENTAGES = ("exact_match", *ERROR_RATES)
-NO_TOKEN = "–"  # in a table
-EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # by rapidfuzz's names
+NO_TOKEN = "–"  # in tables
+EDITS = {"replace": "substitution", "insert": "insertion", "delete": "deletion"}  # keys: rapidfuzz's names
 
 
 def counts_of(
     name: str, predictions: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool
 ) -> np.ndarray:
-    """Return the part and the whole of each prediction for one of the `PERCENTAGES`, `(predictions, 2)`."""
+    """Return each prediction's part and whole for one of the `PERCENTAGES`, `(predictions, 2)`."""
     pairs = zip(predictions, references, strict=True)
     if name == "exact_match":
         texts = (_plain([prediction, *accepted], lowercase) for prediction, accepted in pairs)
@@ -34,7 +34,7 @@ def counts_of(
 
 
 def percentage(part: float, whole: float) -> float:
-    """Return a share in percent; of nothing 0, or 100 if there is a part."""
+    """Return a share in percent; if the whole is 0, return 0, or 100 if there is a part."""
     return float(100 * part / whole) if whole else 100.0 * bool(part)
 
 
@@ -45,7 +45,7 @@ def _plain(texts: Sequence[str], lowercase: bool) -> list[str]:
 def nearest(
     name: str, prediction: str, references: Sequence[str], lowercase: bool
 ) -> tuple[int, list[str], list[str]]:
-    """Return the fewest edits relative to the length of a reference, and the units of both texts."""
+    """Return the fewest edits, relative to the reference's length, and both texts' units."""
     predicted, *candidates = map(UNITS[name], _plain([prediction, *references], lowercase))
 
     def distance(counted: tuple[int, list[str]]) -> tuple[float, int]:
@@ -61,8 +61,8 @@ def commonest_confusions(
 ) -> list[dict[str, Any]]:
     """Return the `most` frequent edits between the nearest references and the predictions, the commonest first.
 
-    Each has its `edit`, its token in `reference` and `prediction` (or None), its `count`, and the first pair with it
-    as `example`. Tokens are characters if nine of ten references have no space.
+    Each has `edit`, the tokens in `reference` and `prediction` (or None), `count`, and as `example` the first pair
+    with it. Tokens are characters if nine of ten references have no space.
     """
     are_words = sum(len(accepted[0].split()) < 2 for accepted in references) > 0.9 * len(references)
     unit, space = ("character_error_rate", "") if are_words else ("token_error_rate", " ")
@@ -85,7 +85,7 @@ def commonest_confusions(
 
 
 def confusions_table(confusions: Sequence[dict[str, Any]]) -> str:
-    """Write a result of `commonest_confusions` as text."""
+    """Write the result from `commonest_confusions` as text."""
     lines = ["commonest confusions: reference → prediction, and the first pair: source | reference | prediction"]
     for found in confusions:
         edit = f"{found['reference'] or NO_TOKEN} → {found['prediction'] or NO_TOKEN}"

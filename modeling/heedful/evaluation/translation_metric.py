@@ -1,4 +1,4 @@
-"""`score_translations` as an `evaluate.Metric`, in a file of its own because `evaluate` takes seconds to import."""
+"""`score_translations` as an `evaluate.Metric`, in a separate file because `evaluate` takes seconds to import."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +14,8 @@ CITATION = "Matt Post (2018). A Call for Clarity in Reporting BLEU Scores. WMT 2
 class TranslationMetric(evaluate.Metric):
     """`score_translations` with the interface of `evaluate`; unlike `evaluate.load("sacrebleu")` it needs no network.
 
-    `score` is BLEU once more, as sacrebleu's metric names it, for scripts such as run_translation.py of transformers.
-    Several processes each pass `num_process`, `process_id` and a common `experiment_id`; process 0 gets the scores.
+    `score` repeats BLEU under the name in sacrebleu's metric, for scripts such as transformers' run_translation.py.
+    Several processes all pass `num_process`, `process_id` and a common `experiment_id`; process 0 gets the scores.
 
         metric = TranslationMetric()
         metric.add_batch(predictions=["A house."], references=["A house."])
@@ -25,7 +25,7 @@ class TranslationMetric(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         text = datasets.Value("string")
         return evaluate.MetricInfo(
-            description="BLEU, chrF and TER of sacrebleu with their signatures, exact match and error rates.",
+            description="BLEU, chrF and TER by sacrebleu with their signatures, exact match and error rates.",
             citation=CITATION,
             inputs_description=str(score_translations.__doc__),
             features=datasets.Features({"predictions": text, "references": datasets.List(text)}),
@@ -33,7 +33,7 @@ class TranslationMetric(evaluate.Metric):
         )
 
     def add(self, *, prediction: str, reference: str | Sequence[str], **kwargs: Any) -> None:
-        """Add one prediction with its reference or references."""
+        """Add one prediction with its references."""
         self.add_batch(predictions=[prediction], references=[reference], **kwargs)
 
     def add_batch(

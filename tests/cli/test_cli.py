@@ -216,7 +216,7 @@ def test_what_a_command_could_not_end_with_is_told_before_the_model_is_loaded(re
         (["evaluate", "none", "--data", missing], "`--data` must be a file that exists"),
         (["evaluate", "none", *data, "--ignore", "("], "`--ignore` must be a regular expression, but is '('"),
         (["evaluate", "none", *data, "--ignore", "."], "`--ignore` must leave some text in the references"),
-        (["evaluate", "none", *data, "--references", "a"], "`a` must be a list of one text or more, but is missing"),
+        (["evaluate", "none", *data, "--references", "a"], "`a` must be a list of texts, but is missing"),
         (["evaluate", "none", *data, "--confusions", -1], "`--confusions` must be at least 0"),
         (["score", "none", missing], "`PAIRS` must be a file that exists"),
         (["page", "none", "-o", tmp_path / "page.txt"], "`--output` must end in one of .html"),

@@ -129,15 +129,15 @@ def test_wrong_use_is_refused_by_name(tmp_path, recipe_of):
         each.save_pretrained(tmp_path / name)
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
     learned = {**SIZES, "position_encoding": "learned", "max_position_embeddings": 64}
-    alone = "must be left out where `data.denoise` is given"
+    alone = "must be left out if `data.denoise` is given"
     tag = "`data.denoise` must be a special token .* but is <{}>"
     cases = [
-        ({"data.validation": None}, r"`data.validation` must be given where `data.denoise` is"),
+        ({"data.validation": None}, r"`data.validation` must be given if `data.denoise` is"),
         ({"data.both_directions": True}, rf"`data.both_directions` {alone}"),
         ({"data.augmentation": {"typos": 0.1}}, rf"`data.augmentation` {alone}"),
         ({"data.streaming": True}, rf"`data.streaming` {alone}"),
         ({"data.mixture": {"a": {"train": "x.tsv"}}}, rf"`data.mixture` {alone}"),
-        ({"data.cleaning.drop_identical": True}, r"`data.cleaning.drop_identical` must be false where `data.denoise`"),
+        ({"data.cleaning.drop_identical": True}, r"`data.cleaning.drop_identical` must be false if `data.denoise`"),
         ({"tokenizer.joint": False}, r"`tokenizer.joint` must be true where .*`data.denoise`"),
         ({"tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),
         ({"optimization.distillation": "x"}, r"`data.denoise` must be empty where `optimization"),
@@ -145,7 +145,7 @@ def test_wrong_use_is_refused_by_name(tmp_path, recipe_of):
         ({"data.denoise": [str(tmp_path / "blank.txt")]}, r"`data.denoise.1` must hold pairs to train on"),
         ({"tokenizer.path": str(tmp_path / "plain")}, tag.format("denoise")),
         ({"tokenizer.path": str(tmp_path / "unmarked")}, tag.format("mask")),
-        ({"tokenizer.path": str(tmp_path / "separate")}, r"must be empty where source and target have two"),
+        ({"tokenizer.path": str(tmp_path / "separate")}, r"must be empty if source and target have separate"),
         ({"model.options": learned}, r"`data.max_source_tokens` must be at most 64, .*`data.denoise`"),
     ]
     assert_refused(cases, lambda changes: prepare_corpus(recipe_of(changes), tmp_path / "tokenizer"))

@@ -198,7 +198,7 @@ def test_the_references_of_a_row_are_its_target_and_all_others_of_the_column_onc
 
 
 def test_references_that_are_no_list_of_texts_are_named_with_their_row(tmp_path):
-    must = "`right` must be a list of one text or more, but is "
+    must = "`right` must be a list of texts, but is "
     for value in ([], "a", None, ["a", 5], {"a": "b"}):
         rows = [{"source": "s", "target": "a", "right": right} for right in (["a"], value)]
         message = re.escape(f"{must}{value!r} instead in row 2 of ") + r".*c\.jsonl"
@@ -235,7 +235,7 @@ WRONG = [  # the name of a file, what is in it, and the message
     ("c.xlsx", "a\n", r"must be a file of a known kind .*, but is .*c\.xlsx"),
     *((f"c.{kind}", "", EMPTY) for kind in ("jsonl", "csv", "tsv", "jsonl.gz")),
     ("c.tsv", "source\ttarget\n", EMPTY),
-    ("c.tsv", "a\tx\tb\nc\ty\td\n", r"'source', but has 'a', 'x', 'b' instead\. Of a table without .* numbers"),
+    ("c.tsv", "a\tx\tb\nc\ty\td\n", r"'source', but has 'a', 'x', 'b' instead\. If a table has no header, .* numbers"),
     ("c.tsv", "a\tx\tb\nc\ty\td\n", "must have .* '4', but has '1', '2', '3' instead", ("1", "4")),
     ("c.jsonl.gz", gzip.compress(json_lines(ROWS * 1000).encode())[:-20], "a whole gzip file, but breaks after line"),
     ("c.jsonl.gz", json_lines(ROWS).encode(), "must be a whole gzip file, but breaks after line 0"),
@@ -262,15 +262,15 @@ def test_two_files_must_be_two_files_of_text_of_the_same_length(tmp_path):
 
 
 MARKUP = [  # what two files look like, with a text of each line
-    ("WMT's SGML. Make .* `sed -n 's/", "<doc docid='1'>", "<seg id='1'>{}</seg>"),
-    ("XLIFF. Make .* `xliff2po`", "<?xml version='1.0'?>", "<trans-unit id='1'>\n<source>{}</source>"),
+    ("WMT's SGML. Convert .* `sed -n 's/", "<doc docid='1'>", "<seg id='1'>{}</seg>"),
+    ("XLIFF. Convert .* `xliff2po`", "<?xml version='1.0'?>", "<trans-unit id='1'>\n<source>{}</source>"),
     ("TMX", "<?xml version='1.0'?>", "<tu>\n<tuv xml:lang='en'><seg>{}</seg></tuv>"),
-    ("one with IWSLT's tags. Make text of it by `grep", "<url>http://example.org</url>\n<talkid>1</talkid>", "{}"),
-    ("XML, HTML or LaTeX. Make .* beautifulsoup4", "<!DOCTYPE html>", "<p>{}</p>"),
-    ("subtitles. Make .* pysubs2", "1", "00:00:01,000 --> 00:00:02,900\n{}\n"),
+    ("one with IWSLT's tags. Convert .* `grep", "<url>http://example.org</url>\n<talkid>1</talkid>", "{}"),
+    ("XML, HTML or LaTeX. Convert .* beautifulsoup4", "<!DOCTYPE html>", "<p>{}</p>"),
+    ("subtitles. Convert .* pysubs2", "1", "00:00:01,000 --> 00:00:02,900\n{}\n"),
     ("subtitles", "0:00:01.100,0:00:02.900", "{}\n\n0:00:03.100,0:00:04.900"),
-    ("gettext's PO. Make .* `po2csv`", "#: main.c", 'msgid "a"\nmsgstr "{}"'),
-    ("M2. Make .* `sed -n 's/", "S a b", "A 0 1|||R:OTHER|||{}|||REQUIRED|||-NONE-|||0"),
+    ("gettext's PO. Convert .* `po2csv`", "#: main.c", 'msgid "a"\nmsgstr "{}"'),
+    ("M2. Convert .* `sed -n 's/", "S a b", "A 0 1|||R:OTHER|||{}|||REQUIRED|||-NONE-|||0"),
     ("", "# German", "key.one={}"),
     ("", "de:", "  greeting: {}"),
     ("", "", "12\t{}"),
@@ -290,10 +290,10 @@ def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
         check_refused(files, "`location` must be files of plain text, but .*" + expected)
     memory = write(tmp_path / "memory.tmx", "<tmx>\n" + "<tu>\n<tuv xml:lang='en'><seg>a</seg></tuv>\n</tu>\n" * 9)
     check_refused(
-        memory, r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Make text of it by `tmx2po`"
+        memory, r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Convert it to text with `tmx2po`"
     )
     table = write(tmp_path / "base.tsv", "a\tb\n")
-    with pytest.raises(ValueError, match=r"`data.mixture.a` must be files of plain text, .* `cut -f2` writes it"):
+    with pytest.raises(ValueError, match=r"`data.mixture.a` must be files of plain text, .* `cut -f2` writes one"):
         read_parts({"data.mixture.a": MixturePart([table, table], "1", "1")})
     inline = ["<b>Ja</b>", "1 = 1", "Note: x", "<2de> a", "1:2 Im Anfang", "Anna: Ja"]
     files = [write(tmp_path / name, "".join(f"{line}{name}\n" for line in inline)) for name in "ab"]
@@ -339,10 +339,10 @@ def test_a_folder_has_a_file_for_each_split(tmp_path):
 
 
 def test_what_a_folder_lacks_is_told(tmp_path):
-    check_refused(str(tmp_path), "a folder with a file .* whose name says train, but .* has none instead")
+    check_refused(str(tmp_path), "a folder with a file .* whose name contains train, but .* has none instead")
     write(tmp_path / "pairs.jsonl", json_lines(ROWS))
     assert rows_in_both_ways(str(tmp_path)) == ROWS  # all of it is for training, as `datasets` takes it
-    check_refused(str(tmp_path), r"name says validation, but .* has pairs\.jsonl instead", split="validation")
+    check_refused(str(tmp_path), r"name contains validation, but .* has pairs\.jsonl instead", split="validation")
     write(tmp_path / "test_2016.jsonl", json_lines(ROWS[:1]))
     assert rows_in_both_ways(str(tmp_path), split="test_2016") == ROWS[:1]
 
@@ -391,8 +391,8 @@ def test_a_dataset_on_the_hub(hub, capfd):
     ):
         assert rows_in_both_ways(location, "en", "ko", **split) == rows
     assert capfd.readouterr().err == ""
-    check_refused("me/corpus:en-ko:dev", "'me/corpus' with config 'en-ko' and split 'dev' can't be loaded: .*dev")
-    check_refused("me/corpus:en-de", "config 'en-de' and split 'train' can't be loaded: .*en-de")
+    check_refused("me/corpus:en-ko:dev", "'me/corpus' with config 'en-ko' and split 'dev' cannot be loaded: .*dev")
+    check_refused("me/corpus:en-de", "config 'en-de' and split 'train' cannot be loaded: .*en-de")
     check_refused("me/corpus", "must have the language or column 'fr', but has .*en.* instead", "en", "fr")
 
 

@@ -64,7 +64,7 @@ def test_either_side_has_an_algorithm_of_its_own(tmp_path):
     sizes = train(("word", "bpe"), joint=False, target_vocab_size=260)
     assert (len(symbols_of(sizes.source)), len(sizes.target)) == (5, 260)
     assert_error("`target_vocab_size` must be a number for bpe, but is None", train, ("word", "bpe"), joint=False)
-    assert_error("`algorithm` must be one for a joint vocabulary, but is", train, ("word", "bpe"))
+    assert_error("`algorithm` must be a single one for a joint vocabulary, but is", train, ("word", "bpe"))
 
 
 @pytest.mark.parametrize("loads", [0, 2])
@@ -148,7 +148,7 @@ def test_symbols_of_pairs_that_are_held_out_of_the_training_data_are_known(sound
 
 def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_closed_source(sounds, tmp_path):
     cases = [
-        ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty where `tokenizer.joint` is true"),
+        ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty if `tokenizer.joint` is true"),
         ({"vocab_size": None}, "`tokenizer.vocab_size` must be a number for bpe, but is None"),
         ({"joint": False, "target_algorithm": "unigram"}, "`tokenizer.target_vocab_size` must be a number for uni"),
         ({"algorithm": "letters"}, "`tokenizer.algorithm` must be .*character"),
@@ -157,7 +157,7 @@ def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_c
     changes = {"data.source": "2", "data.target": "1", "tokenizer.algorithm": "word", "data.test": {}}
     changes = sounds | changes | {"tokenizer.target_algorithm": "character"}
     assert prepared(tmp_path, changes | {"data.augmentation": {"joined": 0.5}}, "a")
-    message = "`data.augmentation` must be empty but for `joined`"
+    message = "`data.augmentation` must be empty except for `joined`"
     assert_error(message, prepared, tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
 
 
@@ -196,7 +196,7 @@ def test_whoever_reads_texts_names_the_line_of_an_unknown_symbol(translator, sym
     assert_error(f"^Line 3: {told}", list, lines)
     scored = translator.score_pairs([("a", "X"), ("b", "Y"), ("c", "X Z")], chunk_size=2)
     assert_error("^Line 3: each symbol .* target's vocabulary, but 'Z' is none", list, scored)
-    message = "Sentence 2 of those to compare on .* but 'Hello' is none"
+    message = "Comparison sentence 2 .* but 'Hello' is none"
     assert_error(message, comparison.encode, symbols, ["a b", "Hello"], None)
     for each in (translator.model, symbols):
         each.save_pretrained(tmp_path / "model")

@@ -128,7 +128,7 @@ def test_the_vocabulary_has_the_size_asked_for_or_as_much_as_the_texts_allow(alg
         assert len(pair.source) == size
         assert sorted(pair.source.get_vocab().values()) == list(range(size))
     possible = len(train(algorithm, 5000).source)
-    assert f"`vocab_size` is lowered from 5000 to {possible}, because the texts allow no more." in caplog.text
+    assert f"`vocab_size` is lowered from 5000 to {possible}: the texts give no more tokens." in caplog.text
     caplog.clear()
     assert len(train(algorithm, possible).source) == possible < 5000
     assert not caplog.text
@@ -193,7 +193,7 @@ def test_separate_tokenizers_lie_in_two_folders(tmp_path):
 
 
 def test_the_tag_of_the_target_language_comes_first_and_must_be_known():
-    pair, none = train(languages=["ko", "en"]), "left out for a model that names none"
+    pair, none = train(languages=["ko", "en"]), "left out for a model without tags"
     plain = pair.encode_target(["hello"])[0]
     assert pair.encode_source(["hello"], "en") == [[5, *plain]]
     assert pair.encode_source(["hello"], target_language="ko") == [[4, *plain]]
@@ -288,7 +288,7 @@ def test_tokens_that_a_user_adds_are_read_as_the_guide_says(tmp_path):
         return set(changed("a <name> b <ent> c <s>")["input_ids"]) & set(names)
 
     assert read(tokenizer) == {names[0]}
-    with pytest.warns(UserWarning, match=r"^<ent> will be split in texts, .*`tokenizer.add_tokens` adds tokens that"):
+    with pytest.warns(UserWarning, match=r"^<ent> will be split in texts, .*use `tokenizer.add_tokens`, or find"):
         TokenizerPair(tokenizer, tokenizer)
     tokenizer.split_special_tokens = False
     with warnings.catch_warnings():
@@ -350,7 +350,7 @@ def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error
         ("post_processor", template | {"special_tokens": end}),
         ("post_processor", template | {"single": template["single"] * 20_000}),
     ]
-    slow = "must have patterns that find what they look for in 1 seconds"
+    slow = "must have patterns that end their search in 1 seconds"
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     broken = [
         ("pre_tokenizer", split | {"pattern": {"Regex": "(?:네{1,9}){2,7}b"}}, slow),
@@ -367,7 +367,7 @@ def test_a_tokenizer_that_makes_too_much_of_a_text_or_is_broken_is_a_value_error
     )
     monkeypatch.setattr(tokenization, "PATIENCE", 1)
     pair = train_tokenizers(["a cat", "a dog"], ["a cat", "a dog"], vocab_size=270)
-    much = "must make at most 1000 characters or tokens of one"
+    much = "must make at most 1000 characters from one"
     for key, value, message in [(*case, much) for case in too_much] + broken:
         pair.save_pretrained(tmp_path)
         name = "tokenizer.json" if isinstance(value, dict) else "tokenizer_config.json"

@@ -72,7 +72,7 @@ def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignore
     settings = [
         ({"token_budget": 0}, "`token_budget` must be at least 1"),
         ({"chunk_size": 0}, "`chunk_size` must be at least 1"),
-        ({"target_language": "fr"}, "`target_language` must be left out for a model that names none"),
+        ({"target_language": "fr"}, "`target_language` must be left out for a model without tags"),
     ]
     assert_refused(settings, lambda given: translator.score_pairs(pairs.items(), **given))
     wrong = [(pair, "Pair 2 must be a source and a target") for pair in ("ab", ("a",), ("a", None), ("a", "b", "c"))]

@@ -241,7 +241,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([*given, "--to", "ko"], "`--to` must be left out with --candidates and --choose chrf"),
         (backward, "`--reverse` must be given with --choose reverse"),
         ([*backward, *reverse, "--closest", "2"], "`--closest` must be left out with"),
-        ([*backward, *reverse, "--to", "de"], "`--to` must be left out for a model that names none"),
+        ([*backward, *reverse, "--to", "de"], "`--to` must be left out for a model without tags"),
         ([*given, "--choose", "score"], "'scores' must be a list of one number for each candidate, but is None"),
         ([*given, "--choose", "best"], "Invalid value for '--choose'"),
         ([*given, "--source", "ko"], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),

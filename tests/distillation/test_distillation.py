@@ -135,7 +135,7 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
         ([*data, "new.jsonl", "--closest", 6], "`--num-beams` must be at least 6, but is 5"),
         ([*data, "new.jsonl", "--closest", 1], "`--closest` must be at least 2, but is 1"),
         ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
-        ([*data, "new.jsonl", "--to", "de"], "`--to` must be left out for a model that names none"),
+        ([*data, "new.jsonl", "--to", "de"], "`--to` must be left out for a model without tags"),
     ]
     tokenizers = "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea"
     of_tokens = [

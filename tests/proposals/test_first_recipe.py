@@ -309,11 +309,11 @@ def test_a_recipe_is_called_after_the_folder_and_says_how_its_table_is_written(t
     for folder, given in (("my.corpus", "."), ("my.corpus/more", "..")):
         monkeypatch.chdir(tmp_path / folder)
         first = printed("init", "--data", given).splitlines()[0]
-        assert "quotation marks around cells are no part of them" in first
+        assert "quotation marks around cells are removed" in first
         assert read_recipe(Path("my.yaml")).name == "my"
         found = diagnose(read_recipe(Path("my.yaml"))).findings
         told = {finding.check: finding for finding in reversed(found)}
-        assert told["layout"].message == "Quotation marks around cells are no part of them, and doubled ones are one."
+        assert told["layout"].message == "Quotation marks around cells are removed, and doubled ones become one."
         line = re.match(r"train line (\d+): '(.*) x' →", told["tabs"].examples[1])
         assert ENGLISH[(int(line[1]) - 2) // 2] == line[2]  # each pair has two lines
 

@@ -150,15 +150,15 @@ WRONG = [
     ({"data.mixture": {"a": {}}}, r"`data.mixture.a.train` must be given, but is missing"),
     ({"data.mixture": {"a": {**PART, "tags": "x"}}}, r"`data.mixture.a.tags` is not a key .* `data.mixture.a.tag`"),
     ({"data.mixture": [PART]}, r"`data.mixture` must be a mapping"),
-    ({"data.mixture": {"a": {**PART, "target": "fr"}}}, r"`data.mixture.a.to` must be given where its target is fr"),
-    ({"data.mixture": {"a": {**PART, "to": "a b"}}}, r"`data.mixture.a.to` must be a language's code"),
-    ({"data.mixture": {"a": {**PART, "to": "fr"}}, "data.target": "the text"}, r"`data.target` must be a language's"),
+    ({"data.mixture": {"a": {**PART, "target": "fr"}}}, r"`data.mixture.a.to` must be given if the target is fr"),
+    ({"data.mixture": {"a": {**PART, "to": "a b"}}}, r"`data.mixture.a.to` must be a language code"),
+    ({"data.mixture": {"a": {**PART, "to": "fr"}}, "data.target": "the text"}, r"`data.target` must be a language"),
     *[
         ({"data.mixture": {"a": {**PART, "tag": tag}}}, rf"`data.mixture.a.tag` must be letters, .* but is '{tag}'")
         for tag in ("unk", "2de", "b>t", "mask", "denoise", "extra_id_7")
     ],
-    ({**MIXED, "data.validation": None}, r"`data.validation` must be given where .*`data.mixture`"),
-    ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false where `data.mixture`"),
+    ({**MIXED, "data.validation": None}, r"`data.validation` must be given if .*`data.mixture`"),
+    ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false if `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
     ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),

@@ -236,20 +236,20 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
 
     expected = prepare().fingerprint
     assert expected.startswith(corpus.fingerprint)
-    with pytest.raises(ValueError, match=r"must be of all training pairs, but lacks '.+' with '.+'"):
+    with pytest.raises(ValueError, match=r"must be made from all training pairs, but lacks '.+' with '.+'"):
         prepare(**{"data.train": "builtin:train:301"})
     pairs = read_pairs("builtin:train:200", "ko", "en")
     other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
     other.save_pretrained(tmp_path / "other")
-    assert_error(r"must be of the student's tokenizer, but is not: set `tokenizer.path`", prepare, "other")
-    with pytest.raises(ValueError, match="must be of the student's tokenizer"):
+    assert_error(r"must be made with this tokenizer, but is not: set `tokenizer.path`", prepare, "other")
+    with pytest.raises(ValueError, match="must be made with this tokenizer"):
         check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected
-    whole, unreadable = (folder / "tokens.npy").read_bytes(), "what `heedful distill-tokens` wrote, but is not"
+    whole, unreadable = (folder / "tokens.npy").read_bytes(), "a folder of `heedful distill-tokens`, but is not"
     for damaged, message in (
-        (whole[:-2] + b"\x00\x01", "as it was written, but is damaged or changed"),
+        (whole[:-2] + b"\x00\x01", "unchanged, but is damaged or changed"),
         (whole[:-9], unreadable),
         (None, f"{unreadable}: FileNotFoundError"),
     ):

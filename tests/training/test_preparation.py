@@ -96,7 +96,7 @@ def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     changes = {**files, "data.both_directions": True}
     cases = [
         ({"data.source": "en"}, r"`data.source` must be another language than `data.target`.+but is 'en'"),
-        ({"data.source": "my text"}, r"`data.source` must be a language's code .+ but is 'my text'"),
+        ({"data.source": "my text"}, r"`data.source` must be a language code .+ but is 'my text'"),
     ]
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {**changes, "data.target": "en", **given}))
     train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
@@ -114,7 +114,7 @@ def test_joined_rows_count_among_the_longest_and_must_fit_into_learned_positions
     recipe = tiny_recipe(tmp_path, {**files, **changes})
     check_model(recipe, None)
     recipe.model.options |= {"position_encoding": "learned", "max_position_embeddings": 48}
-    assert_error(r"`data.max_target_tokens` must be at most 48, the positions .+ but is 49", check_model, recipe, None)
+    assert_error(r"`data.max_target_tokens` must be at most 48, .+ positions.+ but is 49", check_model, recipe, None)
     recipe.data.max_target_tokens = 48
     check_model(recipe, None)
 
@@ -246,7 +246,7 @@ def test_what_scores_could_not_use_is_refused_before_training(tmp_path):
     corpus = prepare_corpus(tiny_recipe(tmp_path, {**changes, "data.test": {"t": files["good"]}}), tmp_path / "good")
     assert corpus.validation_pairs == [{"source": "넷", "target": "4", "references": ["4", "four"]}]
     for name, message in {
-        "bad": r"`right` must be a list of one text or more, but is \[\] instead in row 1 of .*bad.jsonl",
+        "bad": r"`right` must be a list of texts, but is \[\] instead in row 1 of .*bad.jsonl",
         "digits": r"`decoding.ignore` must leave some text in the references, but '\[0-9\]' removes all",
     }.items():
         for given in ({"data.validation": files[name]}, {"data.test": {"t": files[name]}}):
@@ -261,8 +261,8 @@ def test_what_leaves_no_pair_is_refused(files, tmp_path):
         "data.max_source_tokens": None,
     }
     cases = [
-        ({"data.max_source_tokens": 1}, r"No training pair is left: 3 are longer than `data.max_source_tokens` \(1\)"),
-        (one, "`data.validation` must be given where the training pairs have fewer than two"),
+        ({"data.max_source_tokens": 1}, r"No training pair is left: 3 exceed `data.max_source_tokens` \(1\)"),
+        (one, "`data.validation` must be given if the training pairs have fewer than two"),
         (positions, "`data.max_source_tokens` must be at most 64, .*`data.streaming`.* is 256"),
         (book, "at most 8192 tokens in a row, of which attention .*max_source_tokens`"),
     ]

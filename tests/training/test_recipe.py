@@ -185,8 +185,8 @@ CONTRADICTIONS = [
     ({"decoding.length_penalty_form": "gnmt"}, r"must be power where `decoding.num_beams` is 1.*but is gnmt instead"),
     ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
     ({"data.test": {"ended": "a.tsv"}}, r"`data.test` must not have a set called ended"),
-    ({"data.validation": None, "data.references": "x"}, "`data.validation` must be given where `data.references` is"),
-    ({"data.validation": None, "data.streaming": True}, "`data.validation` must be given where `data.streaming` is"),
+    ({"data.validation": None, "data.references": "x"}, "`data.validation` must be given if `data.references` is"),
+    ({"data.validation": None, "data.streaming": True}, "`data.validation` must be given if `data.streaming` is"),
     ({"decoding.ignore": "(a"}, r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)"),
     (
         {"decoding.ignore": [9]},

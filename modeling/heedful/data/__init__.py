@@ -1,1 +1,1 @@
-"""Corpora of sentence pairs in, batches out: read, clean, tokenize, encode, and group by length into updates."""
+"""Sentence pairs in, batches out: read, clean, tokenize, encode, and group by length into updates."""

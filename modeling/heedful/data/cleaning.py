@@ -1,4 +1,4 @@
-"""The pairs of a recipe: read, cleaned by rules with a report of what they dropped, and held out for validation."""
+"""A recipe's pairs: read, cleaned by rules with a report of dropped pairs, and held out for validation."""
 
 import logging
 import re
@@ -26,18 +26,18 @@ REASONS = {
     "empty": "source or target is empty or only spaces",
     "ratio": "one side is more than `max_ratio` times as long as the other",
     "identical": "source and target are the same text",
-    "overlap": "it is in held-out data",
+    "overlap": "also in held-out data",
     "duplicate": "repeated pair",
 }
 EXAMPLES_PER_REASON = 3
-# A tag of a form, next to a word: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
+# Grammatical tags next to a word: V;PST;3;PL, N, 3sg, <past>, Case=Nom.
 TAG = re.compile(r"(?:[!-`{-~]+|[0-9][!-~]*|[!-~]*[;:=+<>|#@&*/\[({][!-~]+)")
-FEWEST_WORDS = 20  # distinct ones with tags; fewer may be commands
+FEWEST_WORDS = 20  # distinct words with tags; fewer may be commands
 Rows = Iterable[Mapping[str, str]]
 
 
 class CleaningReport:
-    """Counts of kept pairs and of dropped ones by reason, with up to three examples each."""
+    """Counts kept pairs, and dropped pairs by reason with up to three examples each."""
 
     def __init__(self) -> None:
         self.clear()
@@ -78,19 +78,19 @@ class CleaningReport:
 
 @dataclass(frozen=True)
 class Splits:
-    """The pairs of a recipe: rows with `source` and `target`, perhaps `references`, `part` and `row`."""
+    """A recipe's pairs: rows with `source` and `target`, perhaps `references`, `part` and `row`."""
 
     train: "Dataset | IterableDataset"
-    validation: Any  # a Dataset, or `None` if `clean` shall hold some out
-    tests: "dict[str, Dataset]"  # by their keys in the recipe
-    total: int | None  # training pairs in all; `None` for a stream with more
-    report: CleaningReport = field(default_factory=CleaningReport)  # a stream fills it when it is read
-    others: frozenset[str] = frozenset()  # more texts that must not be trained on
-    is_held_out: bool = False  # whether the validation pairs were training pairs
+    validation: Any  # a Dataset; `None` until `clean` holds some out
+    tests: "dict[str, Dataset]"  # by recipe key
+    total: int | None  # all training pairs; `None` if a stream may have more
+    report: CleaningReport = field(default_factory=CleaningReport)  # a stream fills it during reading
+    others: frozenset[str] = frozenset()  # further texts to keep out of training
+    is_held_out: bool = False  # whether validation pairs come from the training pairs
 
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
-    """Read all pairs, or `limit` drawn training pairs (the first of a stream) with their numbers as `row`."""
+    """Read all pairs, or `limit` random training pairs (a stream's first) with their number as `row`."""
     from datasets import Dataset
 
     where = data.located
@@ -110,7 +110,7 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
 
 
 def check_references(splits: Splits, ignore: str | None, bleu_tokenizer: str | None) -> None:
-    """Raise a `ValueError` if scores would see nothing, or no words, in the references of a split."""
+    """Raise a `ValueError` if a split's references contain nothing, or no words, to score."""
     for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
         references = references_of(split)
         left = references_left(ignore, references, "decoding.")
@@ -133,7 +133,7 @@ def clean(splits: Splits, data: DataRecipe) -> Splits:
 
 
 def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -> None:
-    """Raise a `ValueError` if a closed vocabulary lacks a symbol of the pairs; not for streams."""
+    """Raise a `ValueError` if a closed vocabulary lacks a symbol in the pairs; training streams are not checked."""
     tokenizers.check_symbols(kept.validation, "`data.validation`")
     for key, test in kept.tests.items():
         tokenizers.check_symbols(test, f"`{key}`", ignore)
@@ -144,10 +144,10 @@ def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -
 def clean_pairs(
     pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Rows = (), both_directions: bool = False
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
-    """Return the pairs that break no rule, and the report; a `ValueError` with the report if none is left.
+    """Return the pairs that break no rule, and the report; raise a `ValueError` with the report if none is left.
 
-    `held_out` are the rows of validation and test data. With `both_directions`, targets are sources too. The report of
-    a stream starts anew with each pass.
+    `held_out` are validation and test rows. With `both_directions`, targets are sources too. A stream's report starts
+    again with each pass.
     """
     from datasets import IterableDataset
 
@@ -161,26 +161,25 @@ def clean_pairs(
 
 
 def words_without_tags(texts: Sequence[str]) -> list[str]:
-    """Return the one word of each text without its tags, if nine of ten texts are such; else the texts."""
+    """Return each text's only word, without its tags, if nine texts in ten are tagged words; else return the texts."""
     rests = [[word for word in text.split() if not TAG.fullmatch(word)] for text in texts]
     words = [rest[0] if len(rest) == 1 else text for rest, text in zip(rests, texts, strict=True)]
     left = (text.replace(word, "", 1) for word, text in zip(words, texts, strict=True))
-    # Numbers alone are no tags.
+    # A number is no tag.
     are_tagged = sum(re.search("[A-Za-z]", tags) is not None for tags in left) > 0.9 * len(texts)
     return words if are_tagged and len({*words}) >= FEWEST_WORDS else [*texts]
 
 
 def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
-    """Return the numbers of training pairs and of held-out pairs: a twentieth of the sources, at most 500.
+    """Return the indices of training pairs and held-out pairs: a twentieth of the sources, at most 500.
 
-    The choice depends on the texts alone, not on their order. All pairs of a source, and all forms of a word, go
-    together. With `targets`, for training in both directions, pairs that share a text with held-out ones are in
-    neither.
+    The choice depends on the texts, not on their order. Pairs of one source, or of one word's forms, stay together.
+    With `targets`, for training in both directions, neither list has pairs that share a text with held-out pairs.
     """
     sources = sources if targets else words_without_tags(sources)
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
     if len(digests) < 2:
-        raise ValueError("`data.validation` must be given where the training pairs have fewer than two sources.")
+        raise ValueError("`data.validation` must be given if the training pairs have fewer than two sources.")
     ordered = sorted(digests, key=lambda source: digests[source])
     held_out = set(ordered[: min(500, max(1, len(ordered) // 20))])
     numbers: tuple[list[int], list[int]] = ([], [])
@@ -190,7 +189,7 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
         texts = held_out | {targets[number].strip() for number in numbers[1]}
         kept = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}]
         if len(kept) < len(numbers[0]):
-            logger.info("%s training pairs share a text with held-out ones: left out", len(numbers[0]) - len(kept))
+            logger.info("%s training pairs share a text with held-out pairs: left out", len(numbers[0]) - len(kept))
         return kept, numbers[1]
     return numbers
 
@@ -209,7 +208,7 @@ class Judge:
         self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
 
     def kept(self, rows: Iterable[tuple[Item, str, str, int]]) -> Iterator[Item]:
-        """Yield the items whose source, target and number of part break no rule."""
+        """Yield the items whose source, target and part number break no rule."""
         self.report.clear()
         seen: set[bytes] = set()
         for row, source, target, part in rows:
@@ -221,7 +220,7 @@ class Judge:
             raise ValueError(f"The cleaning rules must leave at least one pair, but leave none:\n{self.report}")
 
     def reason_to_drop(self, source: str, target: str, part: int, seen: set[bytes]) -> str | None:
-        """Return the first of `REASONS` to drop a pair of trimmed texts. `seen` are digests of earlier pairs."""
+        """Return the first of `REASONS` to drop these trimmed texts; `seen` contains digests of earlier pairs."""
         rules = self._rules
         shorter, longer = sorted((len(source), len(target)))
         if not shorter:

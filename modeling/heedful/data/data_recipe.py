@@ -1,4 +1,4 @@
-"""The data of a recipe: places of the pairs, cleaning, and changes in each epoch."""
+"""A recipe's data: files, cleaning, and changes in each epoch."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,63 +12,63 @@ from heedful.recipe_keys import Section, key
 
 Location = str | list[str]
 OTHER_DIRECTION = "data.both_directions"
-DENOISE, MASK = "denoise", "<mask>"  # the tag of damaged texts, and the token for a span, as in BART
+DENOISE, MASK = "denoise", "<mask>"  # the tag before damaged texts, and the token for a dropped span, as in BART
 
 
 @dataclass
 class MixturePart(Section):
-    """A part of the training data; the first part gives the defaults."""
+    """One part of the training data; `data` gives the defaults."""
 
     train: Location = key("files, as in `data.train`")
-    source: str | None = key("its column; empty: `data.source`", None)
-    target: str | None = key("its column; empty: `data.target`", None)
-    to: str | None = key("the language of its targets; empty: `data.target`", None)
-    tag: str | None = key("bt puts the token <bt> before its sources", None)
+    source: str | None = key("source column; empty: `data.source`", None)
+    target: str | None = key("target column; empty: `data.target`", None)
+    to: str | None = key("target language; empty: `data.target`", None)
+    tag: str | None = key("bt puts the token <bt> before the sources", None)
 
 
 @dataclass(frozen=True)
 class CleaningRules(Section, section="data.cleaning"):
-    """Rules to drop pairs, which count under the first rule they break, in the order of `cleaning.REASONS`."""
+    """Rules to drop pairs. A pair counts under the first broken rule, in the order of `cleaning.REASONS`."""
 
-    max_ratio: float | None = key("drops pairs with one side over this many times as long as the other", None, least=1)
-    drop_duplicates: bool = key("drops repeated pairs; two targets of a source are two pairs", False)
+    max_ratio: float | None = key("drops pairs with a higher length ratio (longer side / shorter side)", None, least=1)
+    drop_duplicates: bool = key("drops repeated pairs; a source with two targets makes two pairs", False)
     drop_identical: bool = key("drops pairs with equal source and target", False)
-    # Training on a held-out source, even with another target, would spoil the test. In further parts of a mixture, and
-    # in both directions, a side may be generated or of another language, so neither may be a held-out text.
-    drop_overlap: bool = key("drops pairs with a source of validation or test; in a mixture's part, either side", True)
+    # Training on a held-out source, even with another target, would spoil the test. In a mixture's further parts, and
+    # in both directions, a side may be generated or in another language, so neither may be a held-out text.
+    drop_overlap: bool = key("drops pairs whose source (in mixtures either side) is in validation or test", True)
 
 
 @dataclass(frozen=True)
 class AugmentationRules(Section, section="data.augmentation"):
     """Shares of the training pairs to change in an epoch."""
 
-    lower_case: float = key("share of sources put in lower case", 0.0, least=0, most=1)
-    typos: float = key("share of source words with swapped, lost, doubled or replaced letters", 0.0, least=0, most=1)
+    lower_case: float = key("share of sources in lower case", 0.0, least=0, most=1)
+    typos: float = key("share of source words with a swapped, lost, doubled or replaced letter", 0.0, least=0, most=1)
     no_final_punctuation: float = key("share of sources without their final full stop, ? or !", 0.0, least=0, most=1)
     joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)
 
 
 @dataclass
 class DataRecipe(Section, section="data"):
-    """Places of the pairs, and what to keep of them."""
+    """Files, columns and limits of the pairs."""
 
     train: Location = key(
-        "training pairs: a file (.jsonl, .json, .csv, .tsv, .txt, .gz of these, .parquet), a glob, a folder with a "
+        "training pairs: a file (.jsonl, .json, .csv, .tsv, .txt, also with .gz; .parquet), a glob, a folder with a "
         "file for each split, line-aligned texts [a.de, a.en], a Hub dataset NAME[:CONFIG[:SPLIT]], or "
-        "builtin:SPLIT:COUNT of the built-in Korean-English corpus; paths are relative to the recipe's file"
+        "builtin:SPLIT:COUNT for the built-in Korean-English corpus; paths are relative to the recipe's file"
     )
     source: str = key(
-        "the source column, by name or number, or a language in a `translation` column; `[lemma, features]` or "
+        "source column, by name or number, or a language in a `translation` column; `[lemma, features]` or "
         "`lemma,features` joins columns by a space, and validation then holds out whole lemmas"
     )
-    target: str = key("the target column, by name or number, or a language in a `translation` column")
-    validation: Location | None = key("pairs to measure while training; empty: held out of `train`", None)
-    test: dict[str, Location] = key("names and places of test sets, used once after training", dict, resumes=True)
-    references: str | None = key("the column of validation and tests with the list of all right targets", None)
-    held_out: dict[str, Location] = key("files of texts not to train on, without `folder`", dict, resumes=True)
-    folder: str | None = key("the folder of the files above", None, resumes=True, on_card=False)
+    target: str = key("target column, by name or number, or a language in a `translation` column")
+    validation: Location | None = key("pairs for validation during training; empty: held out of `train`", None)
+    test: dict[str, Location] = key("test sets by name, used once after training", dict, resumes=True)
+    references: str | None = key("column with the list of all right targets, in validation and tests", None)
+    held_out: dict[str, Location] = key("files of texts to keep out of training, without `folder`", dict, resumes=True)
+    folder: str | None = key("folder of the files above", None, resumes=True, on_card=False)
     mixture: dict[str, MixturePart] = key(
-        "further parts of the training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}, by default with "
+        "further training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}, by default with "
         "the columns above. `to: fr` adds a target language, with tags such as <2fr>. `tag: bt` puts <bt> before the "
         "sources (Caswell et al., 2019). Validation and tests stay those above",
         dict,
@@ -76,16 +76,16 @@ class DataRecipe(Section, section="data"):
     temperature: float = key(
         "above 1 repeats small parts: n pairs get shares of n^(1/temperature) (Arivazhagan et al., 2019)", 1.0, least=1
     )
-    both_directions: bool = key("true also trains target to source, with language tags", False)
+    both_directions: bool = key("true also trains from target to source, with language tags", False)
     streaming: bool = key("true loads a corpus that does not fit in memory from disk, epoch by epoch", False)
-    pool_size: int = key("pairs of a stream that are sorted into batches together", 20000, least=1)
+    pool_size: int = key("a stream's pairs to sort into batches together", 20000, least=1)
     max_source_tokens: int | None = key("pairs with a longer source are dropped; empty: no limit", 256, least=1)
     max_target_tokens: int | None = key("pairs with a longer target are dropped; empty: no limit", 256, least=1)
     cleaning: CleaningRules = key("rules to drop pairs", CleaningRules)
     augmentation: AugmentationRules = key("random changes of training pairs, new in every epoch", AugmentationRules)
     denoise: list[str] = key(
         "files with one target-language text a line (.txt, .gz), which the model learns to restore instead of pairs, "
-        "in a run before that of the pairs; the tokenizer learns both",
+        "in a run before the run with pairs; the tokenizer learns both",
         list,
     )
 
@@ -93,19 +93,19 @@ class DataRecipe(Section, section="data"):
         """Refuse keys that exclude each other."""
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if names := {"validation", "ended"} & self.test.keys():
-            raise ValueError(f"`data.test` must not have a set called {names.pop()}, as `metrics.json` calls others.")
+            raise ValueError(f"`data.test` must not have a set called {names.pop()}: `metrics.json` has that name.")
         for name in ("streaming", "mixture", "references", "denoise"):
             is_met = self.validation is not None or not getattr(self, name)
-            self.require(is_met, "validation", f"be given where `data.{name}` is")
+            self.require(is_met, "validation", f"be given if `data.{name}` is")
         is_changed = self.mixture or self.augmentation != AugmentationRules()
-        must = "be false where `data.mixture` or `data.augmentation` is given"
+        must = "be false if `data.mixture` or `data.augmentation` is given"
         self.require(not (self.streaming and is_changed), "streaming", must)
         must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture`"
         self.require(self.temperature == 1 or (self.mixture and not self.streaming), "temperature", must)
         for name in ("mixture", "both_directions", "streaming", "augmentation") if self.denoise else ():
             is_off = getattr(self, name) in ({}, False, AugmentationRules())
-            self.require(is_off, name, "be left out where `data.denoise` is given")
-        must = "be false where `data.denoise` is given"
+            self.require(is_off, name, "be left out if `data.denoise` is given")
+        must = "be false if `data.denoise` is given"
         self.cleaning.require(not (self.denoise and self.cleaning.drop_identical), "drop_identical", must)
 
     @property
@@ -119,7 +119,7 @@ class DataRecipe(Section, section="data"):
 
     @property
     def parts(self) -> dict[str, MixturePart]:
-        """The parts of the training data by key: `train`, its other direction, `mixture`, and `denoise`."""
+        """Parts of the training data by key: `train`, its other direction, `mixture`, and `denoise`."""
         train = self._located(self.train)
         parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
         if self.both_directions:
@@ -127,35 +127,35 @@ class DataRecipe(Section, section="data"):
         for name, part in self.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
             parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
-        for number, text in enumerate(self._located(self.denoise), start=1):  # pairs of one text
+        for number, text in enumerate(self._located(self.denoise), start=1):  # a pair has one text twice
             parts[f"data.denoise.{number}"] = MixturePart([text, text], self.target, self.target, self.target, DENOISE)
         return parts
 
     @property
     def denoised(self) -> list[int]:
-        """Numbers of the parts with damaged texts; if any, the pairs train only the tokenizer."""
+        """Numbers of the parts with damaged texts; if any, the pairs only train the tokenizer."""
         return [number for number, part in enumerate(self.parts.values()) if part.tag == DENOISE]
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Additional tokens for the tokenizers: tags of languages and parts, and a mask."""
+        """Additional tokens for the tokenizers: language tags, part tags, and a mask."""
         tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
         return (*self.languages, *tags, *[MASK] * bool(self.denoise))
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The target languages of a model of several, or none."""
+        """The target languages, if a model has several; else none."""
         languages = tuple(dict.fromkeys(str(part.to) for part in [*self.parts.values()][::-1]))
         return languages if len(languages) > 1 else ()
 
     def check_room(self, limit: int | None) -> None:
-        """Raise a `ValueError` if rows made in an epoch may be longer than a model's positions."""
+        """Raise a `ValueError` if rows made during an epoch may be longer than a model's positions."""
         is_new = self.augmentation.joined or self.streaming or self.denoise
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
-            where = "where rows are made anew (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
+            where = "if epochs make new rows (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
             is_met = limit is None or not is_new or (most is not None and most <= limit)
-            self.require(is_met, name, f"be at most {limit}, the positions of the model, {where}")
+            self.require(is_met, name, f"be at most {limit}, the model's positions, {where}")
 
     def _located(self, where: Any) -> Any:
         if self.folder is None or where is None or "builtin:" in where:
@@ -166,21 +166,21 @@ class DataRecipe(Section, section="data"):
 
 
 def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
-    """Check a mixture before it is read; `other` is the language of a second direction."""
+    """Check a mixture before it is read; `other` is the second direction's language."""
     if other == target:
-        must = "be another language than `data.target` where `data.both_directions` is true"
+        must = "be another language than `data.target` if `data.both_directions` is true"
         raise wrong("data.source", must, repr(other))
     languages = {"data.target": target} | ({} if other is None else {"data.source": other})
     languages |= {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
     if len({*languages.values()}) > 1:
         for name, language in languages.items():
             if not LANGUAGE_TAG.fullmatch(f"<2{language}>"):
-                must = "be a language's code of letters, digits, '-' and '_' where there are several"
+                must = "be a language code of letters, digits, '-' and '_' if there are several"
                 raise wrong(name, must, repr(language))
     for name, part in mixture.items():
         field, token = f"data.mixture.{name}", f"<{part.tag}>"
         if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
-            raise wrong(f"{field}.to", f"be given where its target is {part.target}, not {target}", "empty")
+            raise wrong(f"{field}.to", f"be given if the target is {part.target}, not {target}", "empty")
         is_taken = token in SPECIAL_TOKENS or part.tag == DENOISE or GAP.fullmatch(token)
         if part.tag is not None and (is_taken or not OTHER_TAG.fullmatch(token)):
             must = "letters, digits, '-' and '_', a letter first, and not pad, s, unk, mask, denoise or extra_id_0"

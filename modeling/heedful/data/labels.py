@@ -1,4 +1,4 @@
-"""Readable labels of tokens in any script, and the words of tokens."""
+"""Readable token labels in any script, and the words that tokens belong to."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 SPACE_MARK = "▁"
 CONTINUATION_MARK = "…"
 BROKEN_CHARACTER = "\ufffd"
-JOINERS = "\u200c\u200d"  # without width, in Persian, Indian scripts and emoji
+JOINERS = "\u200c\u200d"  # zero-width, in Persian, Indian scripts and emoji
 # The inverse of GPT-2's table.
 BYTE_OF_LETTER = {letter: byte for byte, letter in bytes_to_unicode().items()}
 FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -24,17 +24,17 @@ BEGINS_UNSPACED = re.compile(f"▁?[{UNSPACED}]")
 
 
 class Words(NamedTuple):
-    """The displayed words of a sequence."""
+    """A sequence's displayed words."""
 
     labels: list[str]
-    of_tokens: list[int]  # number of the label of each token
+    of_tokens: list[int]  # each token's label number
 
 
 def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return readable labels of the tokens of a sequence.
+    """Return readable labels of a sequence's tokens.
 
-    Control tokens keep their name (`</s>`), a space is ▁, and an unknown id is <its number>. Byte-level pieces become
-    the characters that begin in them, after … if they continue one; bytes of no character are ‹EC›.
+    Control tokens keep their name (`</s>`), a space is ▁, and an unknown id is <its number>. A byte-level piece
+    becomes the characters that begin in it, after … if it continues one; bytes outside characters become ‹EC›.
     """
     pieces = tokenizer.convert_ids_to_tokens(list(ids))
     unknown = (id_ for id_, piece in zip(ids, pieces, strict=True) if piece is None)
@@ -61,31 +61,31 @@ def token_labels(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list
 
 
 def is_of_characters(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer splits text into characters, or jamo."""
+    """Return whether a tokenizer splits text into characters or jamo."""
     state = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     return r"\X" in ((state.get("pre_tokenizer") or {}).get("pattern") or {}).get("Regex", "")
 
 
 def token_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int | None]:
-    """Return the number from 0 of the word that each token of a sequence belongs to; white space separates words.
+    """Return each token's word number, from 0; white space separates words.
 
-    Control tokens and tokens of white space alone belong to none. A token that ends one word and begins another
-    belongs to the second.
+    Control tokens and white-space tokens belong to none. A token that ends one word and begins another belongs to the
+    second.
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
     is_word = tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.model, models.WordLevel)
-    if is_word:  # decoding would join an unknown token to the word before
+    if is_word:  # decoding would join an unknown token to the previous word
         numbers = count()
         return [None if id_ in control else next(numbers) for id_ in ids]
     words, pieces = list[int | None](), tokenizer.convert_ids_to_tokens(list(ids))
     kept, shown, before = list[int](), "", list[str]()
-    unseen: list[int] = []  # bytes that ByT5 hides until their character is whole
+    unseen: list[int] = []  # bytes that ByT5 hides until their character is complete
     for place, id_ in enumerate(ids):
         if id_ in control:
             words.append(None)
             continue
         kept.append(id_)
-        # All tokens so far, because characters need all bytes, and a first space is dropped.
+        # Decode all tokens so far, because characters need all bytes, and a leading space is dropped.
         text = cast(str, tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         longer = text.split()
         # Bytes of a broken character do not change the text.
@@ -101,10 +101,10 @@ def token_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
 
 
 def shown_words(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> Words:
-    """Join the tokens of a sequence to the words that people read.
+    """Join a sequence's tokens to readable words.
 
-    Words are those of `token_words`. A control token is a word, and white space goes with the next word. In scripts
-    without spaces, and in a single word of a tokenizer of characters, each token that begins a character is a word.
+    Words are those of `token_words`. A control token is a word, and white space belongs to the next word. In scripts
+    without spaces, and in a character tokenizer's single word, each token that begins a character is a word.
     """
     pieces, words = token_labels(tokenizer, ids), token_words(tokenizer, ids)
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
@@ -132,7 +132,7 @@ def _label_run(run: list[tuple[int, bytes]], labels: list[str]) -> None:
     owners = (index for index, piece in run for _ in piece)
     for index, _ in run:
         labels[index] = ""
-    # Bytes of no character become surrogates, U+DC80 to U+DCFF.
+    # Bytes outside characters become surrogates, U+DC80 to U+DCFF.
     for character in b"".join(piece for _, piece in run).decode(errors="surrogateescape"):
         own = character.encode(errors="surrogateescape")
         first, *others = dict.fromkeys(islice(owners, len(own)))

@@ -1,4 +1,4 @@
-"""Languages and scripts of names and texts, by the table `languages.tsv`."""
+"""Detect languages and scripts from names and texts, with the table `languages.tsv`."""
 
 import re
 import unicodedata
@@ -12,13 +12,13 @@ from heedful.data.sources import sample
 
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*")
 TAG = re.compile(r"([A-Za-z]{2,3})[-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3})")  # kor_Hang, ko-KR, en_XX, es-419
-NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes only if alone
+NO_CODES = ["am", "as", "be", "he", "id", "is", "it", "my", "no", "or", "so", "to"]  # codes only as whole names
 _ROWS = [row.split("\t") for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()[2:]]
 _CODES = {spelling: row[0] for row in _ROWS for spelling in ", ".join(row[2:3]).split(", ") if spelling}
 _CODES |= {row[0]: row[0] for row in _ROWS}
 SCRIPTS_OF_LANGUAGES = {row[0]: row[1] for row in _ROWS if row[1:] and row[1]}
 _FREQUENT_WORDS = {row[0]: row[3].split() for row in _ROWS if row[3:]}
-LOOKED_AT = 1000  # texts to find the language of
+LOOKED_AT = 1000  # texts for language detection
 _OWNERS = Counter(word for words in _FREQUENT_WORDS.values() for word in words)
 NO_SENTENCE = re.compile(r"[{}<>=_\\]")  # markup, code, JSON
 PUNCTUATION = ".,;:!?…\"'()«»“”„।"
@@ -26,12 +26,12 @@ UNSPACED = ("CJK", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")  # scripts with
 
 
 def language_named(name: str) -> str | None:
-    """Return the code of a language by a usual name, such as ko, kor_Hang, ko_KR, Korean, 한국어 or text_ko."""
+    """Return the language code for a usual name, such as ko, kor_Hang, ko_KR, Korean, 한국어 or text_ko."""
     plain = unicodedata.normalize("NFC", name).strip()
     if plain.casefold() in _CODES:
         return _CODES[plain.casefold()]
     code, *region = re.split("[-_]", plain.lower())
-    if TAG.fullmatch(plain) or (region and f"{code}_{region[0]}" in locale_alias):  # it has ko_kr and the like
+    if TAG.fullmatch(plain) or (region and f"{code}_{region[0]}" in locale_alias):  # the module has ko_kr and the like
         return _CODES.get(code, code)
     words = re.findall(r"[^\W_]+", re.sub("(?<=[a-z])(?=[A-Z])", "_", plain))
     ends = () if " " in plain or len(words) > 3 else (words[:1] + words[-1:])
@@ -41,12 +41,12 @@ def language_named(name: str) -> str | None:
 
 
 def code_of(language: str) -> str | None:
-    """Return the code of a language, also of one outside the table."""
+    """Return a language's code, also if the table lacks it."""
     return language_named(language) or (language if LANGUAGE_CODE.fullmatch(language) else None)
 
 
 def language_of(name: str, texts: Sequence[str]) -> str | None:
-    """Return the code of a language by the name of its column, or by texts if they are certain."""
+    """Return the language code from a column's name, or from texts if they are certain."""
     if named := language_named(name):
         return named
     texts = sample(texts, LOOKED_AT)
@@ -67,7 +67,7 @@ def language_of(name: str, texts: Sequence[str]) -> str | None:
 
 @cache
 def _script_of_letter(letter: str) -> str:
-    """Return the first word of a letter's Unicode name, its script; Chinese and kana are CJK."""
+    """Return a letter's script, the first word in its Unicode name; Chinese and kana are CJK."""
     name = unicodedata.name(letter, "?").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
     script = re.split("[ -]", name)[0].capitalize()
     return "CJK" if script in ("Cjk", "Hiragana", "Katakana", "Bopomofo") else script
@@ -78,7 +78,7 @@ def _letters_by_script(text: str) -> Counter[str]:
 
 
 def script_of(text: str) -> str | None:
-    """Return the script of most letters of a text, `None` for fewer than three of it."""
+    """Return the script of most letters, `None` if it has fewer than three."""
     if text.isascii():  # the usual case, always Latin
         return "Latin" if sum(map(str.isalpha, text)) >= 3 else None
     ((script, count),) = _letters_by_script(text).most_common(1) or [("", 0)]
@@ -86,19 +86,19 @@ def script_of(text: str) -> str | None:
 
 
 def lacks_script(text: str, script: str) -> bool:
-    """Return whether less than a tenth of the letters of a text are in a script."""
+    """Return whether less than a tenth of a text's letters are in a script."""
     counts = _letters_by_script(text)
     return counts.total() >= 3 and counts[script] < 0.1 * counts.total()
 
 
 def main_script(texts: Iterable[str]) -> str | None:
-    """Return the script of four fifths of the texts with one, or `None`."""
+    """Return the script of four fifths of the texts that have one, or `None`."""
     counts = Counter(filter(None, map(script_of, texts)))
     return next((script for script, count in counts.items() if count >= 0.8 * counts.total()), None)
 
 
 def is_unspaced(texts: Sequence[str]) -> bool:
-    """Return whether texts have a script without spaces between words, and no such spaces."""
+    """Return whether texts are in a script without spaces between words, and have no such spaces."""
     counts, spaces = _letters_by_script("".join(texts)), sum(text.strip().count(" ") for text in texts)
     letters = sum(counts[script] for script in UNSPACED)
     return 2 * letters > counts.total() and 4 * spaces <= letters

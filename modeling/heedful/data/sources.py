@@ -1,4 +1,4 @@
-"""Corpora of sentence pairs in files, on the Hub or built in, read as rows {"source": …, "target": …}."""
+"""Read sentence pairs from files, the Hub or a built-in corpus, as rows {"source": …, "target": …}."""
 
 import glob
 import json
@@ -25,7 +25,7 @@ from heedful.messages_heed import wrong
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-Record = tuple[str, int, Mapping[str, Any]]  # file, number of the row from 1, and columns
+Record = tuple[str, int, Mapping[str, Any]]  # file, row number from 1, and columns
 Reader = partial[Iterator[Record]]
 Item = TypeVar("Item")
 
@@ -33,9 +33,9 @@ ROWS_PER_CHUNK = 10_000
 LARGEST_JSON = 2**31  # bytes; an array may be one line
 BUILTIN_LOCATION = re.compile(r"builtin:(?P<split>\w+):(?P<count>[1-9][0-9]*)")
 KINDS = "(.jsonl, .json, .csv, .tsv or .txt, each also with .gz, or .parquet)"
-# Words in file names by which `datasets` knows splits.
+# Words in file names that name a split, as in `datasets`.
 SPLITS = {"train": "train training", "validation": "validation valid dev val", "test": "test testing eval evaluation"}
-# Formats that are no plain text: their marks in the first line or one line in five, and a converter.
+# Formats other than plain text: their marks in the first line or one line in five, and a converter.
 MARKUP = {
     "WMT's SGML": (r"<(srcset|refset|tstset|set|doc|seg)\b", r"`sed -n 's/.*<seg[^>]*> *\(.*\)<\/seg>.*/\1/p'`"),
     "XLIFF": (r"<(xliff|trans-unit|unit|segment)\b", "`xliff2po` and `po2csv` of translate-toolkit"),
@@ -67,12 +67,11 @@ def read_pairs(
     """Read a parallel corpus as rows with the columns `source` and `target`, in NFC.
 
     `location` is "builtin:train:100000", a file, a pattern such as "data/part-*.jsonl", [source file, target file], a
-    folder with files for splits, or a dataset on the Hub: "name", "name:config" or "name:config:split". Lines of .tsv
-    and .txt are rows with plain quotation marks, unless the file is as pandas, Excel or csv write it. `source` and
-    `target` are languages in a `translation` column, or columns by name, or by number without a line of names. The
-    texts of several columns, "lemma,features", are joined by a space, and `group` is the first of the source.
-    `references` is a column with the list of all right texts, the target first. A stream is read and checked during
-    iteration.
+    folder with a file for each split, or a Hub dataset: "name", "name:config" or "name:config:split". Quotation marks
+    in .tsv and .txt are plain text, unless pandas, Excel or csv wrote the file. `source` and `target` are languages in
+    a `translation` column, or columns by name, or by number if the file has no header. "lemma,features" joins the
+    texts of two columns with a space, and `group` is the source's first text. `references` is a column with the list
+    of all right texts, the target first. A stream is read and checked during iteration.
     """
     import pyarrow as pa
     from datasets import Dataset, Features, IterableDataset, List, Value
@@ -100,7 +99,7 @@ def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
 
 
 def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
-    """Read all parts but the other direction; of several, each pair has its number as `part`."""
+    """Read all parts except the other direction; if there are several, each pair gets its part number as `part`."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -117,21 +116,21 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Da
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the `references` of each pair, or its target alone."""
+    """Return each pair's `references`, or only its target."""
     return [pair.get("references") or [pair["target"]] for pair in pairs]
 
 
 def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
-    """Return the first rows of a split by language or column; all lines of a table, by number of column."""
+    """Return a split's first rows by language or column; all lines of a table, by column number."""
     rows = row_reader(location, ANY_COLUMNS, split, streaming=True)()
     first = next(rows)
-    read = chain([first], (row for row in rows if row[1:] != first[1:]))  # each file may repeat the names
+    read = chain([first], (row for row in rows if row[1:] != first[1:]))  # each file may repeat the header
     found = [(cells.get("translation"), cells) for _, _, cells in islice(read, count)]
     return [translation if isinstance(translation, Mapping) else cells for translation, cells in found]
 
 
 def table_files(location: object, split: str = "train") -> list[str]:
-    """Return the tables among the files of a corpus: one file or a folder."""
+    """Return the tables in a corpus, which is one file or a folder."""
     if not isinstance(location, str) or not Path(location).expanduser().exists():
         return []
     reader = row_reader(location, ANY_COLUMNS, split, streaming=True)
@@ -140,14 +139,14 @@ def table_files(location: object, split: str = "train") -> list[str]:
 
 
 def texts_of(location: str | Sequence[str], split: str = "train") -> Iterator[str]:
-    """Yield all texts of the rows of a split."""
+    """Yield all texts in a split's rows."""
     for row in first_rows(location, sys.maxsize, split):
         yield from (text for text in row.values() if isinstance(text, str))
 
 
 @contextmanager
 def reading(parameter: str) -> Iterator[None]:
-    """Replace `location` by another parameter in errors."""
+    """Name another parameter instead of `location` in errors."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -155,7 +154,7 @@ def reading(parameter: str) -> Iterator[None]:
 
 
 def row_reader(location: str | Sequence[str], columns: Columns, split: str, streaming: bool) -> Reader:
-    """Return a reader of the rows of a location; raise errors that need no row, also for streams."""
+    """Return a reader for a location's rows; raise all errors that need no row, also for streams."""
     if isinstance(location, str) and location.startswith("builtin:"):
         return _builtin(location, columns)
     for name in [location] if isinstance(location, str) else location:
@@ -177,9 +176,9 @@ def row_reader(location: str | Sequence[str], columns: Columns, split: str, stre
 
 
 def _checked_pairs(rows: Reader, names: Columns, references: str | None, streaming: bool) -> Iterator[dict[str, Any]]:
-    """Yield pairs. A missing text is an error: in a stream at once, else after the last row, with a count."""
+    """Yield pairs. A missing text is an error: at once in a stream, else after the last row, with a count."""
     found: set[str] = set()
-    columns: dict[str, None] = {}  # of rows without one of the names
+    columns: dict[str, None] = {}  # in rows that lack a name
     empty: dict[str, list[tuple[str, int]]] = {}
     for file, number, cells in rows():
         sides: tuple[list[str], list[str]] = [], []
@@ -215,11 +214,11 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
 
 
 def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str, Any]) -> list[str]:
-    """Return all right texts of a row: the target, then the others of the column `name`."""
+    """Return all right texts in a row: the target, then the others in the column `name`."""
     texts = cells.get(name)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         found = f"{shortened(texts) if name in cells else 'missing'} instead in row {number} of {file}"
-        raise ValueError(f"`{name}` must be a list of one text or more, but is {found}.")
+        raise ValueError(f"`{name}` must be a list of texts, but is {found}.")
     return list(dict.fromkeys([target, *(unicodedata.normalize("NFC", text) for text in texts)]))
 
 
@@ -227,13 +226,13 @@ def _accepted(name: str, target: str, file: str, number: int, cells: Mapping[str
 class Corpus:
     """A generated corpus, named by an entry point of `heedful.corpora`."""
 
-    draw: Callable[[str, int], Iterable[Mapping[str, str]]]  # the first pairs of a split, distinct and always the same
+    draw: Callable[[str, int], Iterable[Mapping[str, str]]]  # a split's first pairs, distinct and always the same
     splits: Sequence[str]
-    languages: tuple[str, str]  # names of the columns
+    languages: tuple[str, str]  # column names
 
 
 def builtin_corpus() -> Corpus:
-    """Return the built-in corpus of the laboratory."""
+    """Return the laboratory's built-in corpus."""
     for corpus in entry_points(group="heedful.corpora", name="builtin"):
         return cast("Corpus", corpus.load())
     raise ImportError("The built-in corpus must be named by an entry point of heedful.corpora: install heedful again.")
@@ -259,7 +258,7 @@ def _numbered(location: str, read: Callable[..., Iterable[Mapping[str, Any]]], *
 
 
 def _local_files(location: str) -> list[Path]:
-    """Return the files of a location in order, or none for a name on the Hub."""
+    """Return a location's files in order, or none for a name on the Hub."""
     path = Path(location).expanduser()
     if path.is_file():
         files = [path]
@@ -276,19 +275,19 @@ def _local_files(location: str) -> list[Path]:
     for file in files:
         if not kind_of_file(file):
             advice = "save the table as CSV UTF-8" if file.suffix.lower() in (".xlsx", ".xls", ".ods") else ""
-            with suppress(ValueError):  # of binary files
+            with suppress(ValueError):  # for binary files
                 advice = advice or _markup_of(file)
             raise wrong("location", f"be a file of a known kind {KINDS}", file, advice=advice)
     return files
 
 
 def _is_hidden(file: Path, given: Path) -> bool:
-    """Return whether `datasets` would ignore a file, such as a checkpoint of a notebook."""
+    """Return whether `datasets` would ignore a file, such as a notebook checkpoint."""
     return any(part.startswith((".", "__", "~$")) for part in {*file.parts} - {*given.parts})
 
 
 def _folder(folder: Path, columns: Columns, split: str) -> Reader:
-    """Return the reader of a split in a folder that `datasets` saved, or by the paths of files."""
+    """Return a reader for a split in a folder, which `datasets` saved or which has a file for each split."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         import datasets
 
@@ -299,17 +298,17 @@ def _folder(folder: Path, columns: Columns, split: str) -> Reader:
         return partial(_numbered, str(folder), iter, rows)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and kind_of_file(path))
     files = [path for path in files if not path.name.startswith("dataset_info") and not _is_hidden(path, folder)]
-    # Runs of a recipe for `.` are in the folder of its data.
+    # If the recipe is in its data's folder, so are its runs.
     runs = {path.parent for path in folder.rglob("log.jsonl") if path.with_name("recipe.yaml").is_file()} - {folder}
     files = [path for path in files if not runs & {*path.parents}]
     words = {path: {*re.findall(r"[a-z]+", path.relative_to(folder).as_posix().lower())} for path in files}
     splits = {path: next((name for name in SPLITS if {*SPLITS[name].split()} & words[path]), None) for path in files}
     chosen = [path for path in files if splits[path] == split or (split not in SPLITS and path.name.startswith(split))]
     if not chosen and split == "train" and not any(splits.values()):
-        chosen = files  # as `datasets` does
+        chosen = files  # like `datasets`
     if not chosen:
         found = ", ".join(path.relative_to(folder).as_posix() for path in files[:5]) or "none"
-        must = f"be a folder with a file {KINDS} whose name says {split}"
+        must = f"be a folder with a file {KINDS} whose name contains {split}"
         raise wrong("location", must, found, verb=f"{folder} has")
     return partial(_file_rows, chosen, columns)
 
@@ -319,30 +318,30 @@ def _text_file(location: str) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"`location` must be two text files that exist, but {location} does not.")
     if kind_of_file(path) not in (None, "txt"):
-        advice = "a column alone, as `cut -f2` writes it, is plain text"
+        advice = "`cut -f2` writes one column as plain text"
         raise wrong("location", "be files of plain text", location, verb="has", advice=advice)
     return str(path)
 
 
 def _markup_of(file: str | Path) -> str:
-    """Return the format of a file by its first lines and a way to convert it, if known."""
+    """Return a file's format, found in its first lines, and a way to convert it; "" for plain text."""
     head = [line.strip() for _, line in islice(numbered_lines(str(file)), 100) if line.strip()]
     for what, (mark, way) in MARKUP.items():
         marked = [bool(re.match(mark, line)) for line in head]
         if sum(marked) > (1 if any(marked[:1]) else max(1, 0.2 * len(marked))):
-            return f"{file} looks like {what}. Make text of it by {way}"
+            return f"{file} looks like {what}. Convert it to text with {way}"
     return ""
 
 
 def _check_are_plain(files: Sequence[str]) -> None:
-    """Raise a `ValueError` if the first lines of two files are no plain texts."""
+    """Raise a `ValueError` if the first lines of two files are not plain text."""
     if found := _markup_of(files[0]) or _markup_of(files[1]):
         raise ValueError(f"`location` must be files of plain text, but {found}.")
     heads = [[line for _, line in islice(numbered_lines(file), 100)] for file in files]
     keys = ((KEY.match(line), KEY.match(other)) for line, other in zip(*heads, strict=False) if line != other)
     alike = [key[0] for key, other in keys if key and other and key[0] == other[0]]
     if len(alike) > 0.5 * max(map(len, heads)):
-        found = f"each has the keys {quoted(alike, 3)}. Make one table, such as by `prop2po` or `json2po` and `po2csv`"
+        found = f"each has the keys {quoted(alike, 3)}. Make one table: use `prop2po` or `json2po` and `po2csv`"
         raise ValueError(f"`location` must be files of plain text, but {found} of translate-toolkit.")
 
 
@@ -374,7 +373,7 @@ def _file_rows(files: Sequence[Path], columns: Columns) -> Iterator[Record]:
 
 
 def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of JSON Lines, or of an array in a .json file, as `datasets` does."""
+    """Yield rows from JSON Lines, or from an array in a .json file, like `datasets`."""
     what, place, lines = "JSON objects", "line", ((number, line.strip()) for number, line in numbered_lines(file))
     rows: Iterable[Any] = ((number, _parsed_json(file, "JSON", number, line)) for number, line in lines if line)
     is_json = kind_of_file(file) == "json"
@@ -390,7 +389,7 @@ def _json_rows(file: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _parsed_json(file: str, what: str, line: int | None, text: str) -> Any:
-    """Parse a line or a file; an error names the line if known."""
+    """Parse a line or a file; errors give the line if it is known."""
     try:
         value = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
@@ -414,21 +413,21 @@ def _parquet_rows(file: str) -> Iterator[Mapping[str, Any]]:
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, MemoryError):
             raise
-        raise ValueError(f"{file} must be a whole Parquet file, but can't be read: {error}.") from error
+        raise ValueError(f"{file} must be a whole Parquet file, but cannot be read: {error}.") from error
 
 
 def _hub_dataset(location: str, columns: Columns, split: str, streaming: bool) -> Iterable[Mapping[str, Any]]:
     import datasets
 
     match = HUB_LOCATION.fullmatch(location)
-    assert match, "what is no name on the Hub was refused as a file that does not exist"
+    assert match, "other names were refused as missing files"
     name, config, chosen = match["name"], match["config"] or None, match["split"] or split
     bars_shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         dataset = datasets.load_dataset(name, config, split=chosen, streaming=streaming)
     except (ValueError, FileNotFoundError) as error:
-        found = f"{name!r} with config {config!r} and split {chosen!r} can't be loaded: {error}"
+        found = f"{name!r} with config {config!r} and split {chosen!r} cannot be loaded: {error}"
         raise ValueError(f"`location` must be a dataset on the Hub with its config and split, but {found}") from error
     finally:
         if bars_shown:

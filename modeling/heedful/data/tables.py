@@ -1,4 +1,4 @@
-"""Text files and tables in them: lines, delimiters, quotation marks, and names of columns."""
+"""Text files and their tables: lines, delimiters, quotation marks, and column names."""
 
 import csv
 import gzip
@@ -15,19 +15,19 @@ from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted
 
 Columns = tuple[str, str]  # of source and target
 DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars", "\n": "line ends"}
-# Punctuation of prose: before a space, in a number, or at the end of an HTML entity.
+# Punctuation in prose: before a space, in a number, or at the end of an HTML entity.
 PROSE = {",": re.compile(r"\0\s|\d\0[\d–-]"), ";": re.compile(r"\0\s|&#?\w+\0")}
 SEPARATOR_LINE = re.compile(r'\Asep=([^"\r\n])(\r\n?|\n)')  # for Excel
 TABLES = ("csv", "tsv", "txt")
-ANY_COLUMNS = ("", "")  # before their names are known
-LOOKED_AT = 200  # lines to choose a delimiter by
+ANY_COLUMNS = ("", "")  # before column names are known
+LOOKED_AT = 200  # lines that decide the delimiter
 # Cells in quotation marks as written by pandas and csv, polars, Excel, QUOTE_ALL, and QUOTE_NONNUMERIC and R.
 WRAPPED = [r'["\t\r\n]', r'["\t\r\n]|^$', r'["\t\r\n,]', "", r"^(?!(-?[\d.]+(e[+-]?\d+)?|NA)$)"]
-csv.field_size_limit(2**24)  # characters of a cell; an open quotation mark makes a whole file one cell
+csv.field_size_limit(2**24)  # characters in a cell; an open quotation mark turns a whole file into one cell
 
 
 def kind_of_file(path: str | Path) -> str | None:
-    """Return the kind of a file of pairs by its name, or None."""
+    """Return the file kind from its name, or None."""
     match = re.search(r"\.(parquet(?!\.gz)|jsonl|json|csv|tsv|txt)(\.gz)?$", Path(path).name.lower())
     return match[1] if match else None
 
@@ -52,30 +52,30 @@ def without_end(line: str) -> str:
 
 
 def parts_of(name: str, columns: Collection[str]) -> list[str]:
-    """Return the columns of a name: the one with this name, or those between its commas."""
+    """Return a name's columns: the column with this name, or the columns between its commas."""
     return [name] if name in columns or "," not in name else next(csv.reader([name], skipinitialspace=True))
 
 
 def name_of(columns: Sequence[str]) -> str:
-    """Return the name of columns, as `parts_of` reads it."""
+    """Return one name for columns, which `parts_of` splits."""
     return columns[0] if len(columns) == 1 else ",".join(f'"{name}"' if "," in name else name for name in columns)
 
 
 def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield line and cells of each row by the names in the first line, or by number if it lacks these."""
+    """Yield each row's line and cells by the names in the first line, or by number if it lacks these names."""
     delimiter, _ = delimiters_of(file, columns)
     is_csv = kind_of_file(file) == "csv"
     rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)
     first, names = next(rows, (1, []))
     wanted = {part for name in columns for part in parts_of(name, names)}
     is_named = wanted <= {*names}
-    if is_named and _are_numbers(wanted):  # names are not above numbers
+    if is_named and _are_numbers(wanted):  # a header is not above numbers
         rows = chain(ahead := list(islice(rows, LOOKED_AT)), rows)
         places = [names.index(name) for name in wanted]
         below = "".join(cells[place] for _, cells in ahead for place in places if place < len(cells))
         is_named = not below or any(map(str.isalpha, below))
         if is_named and any(int(names[place]) != place + 1 for place in places):
-            found = f"{quoted(sorted(wanted))} are names in the first line of {file}, and no numbers of columns there."
+            found = f"{quoted(sorted(wanted))} are names in the first line of {file}, not column numbers."
             warnings.warn(found, stacklevel=2)
     if columns == ANY_COLUMNS or (_are_numbers(wanted) and names and not is_named):
         rows, names = chain([(first, names)], rows), [str(number) for number in range(1, len(names) + 1)]
@@ -91,7 +91,7 @@ def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, 
 
 
 def _plain_rows(file: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each line of a .tsv or .txt, perhaps as CSV from the first quotation mark on."""
+    """Yield each line's number and cells in a .tsv or .txt, perhaps as CSV from the first quotation mark on."""
     lines, may_wrap, tab = numbered_lines(file), True, delimiter.replace("\n", "\t")
     for number, line in lines:
         if may_wrap and '"' in line and (may_wrap := are_wrapped(file, tab)):
@@ -113,14 +113,14 @@ def _csv_rows(file: str, delimiter: str, lines: Iterable[str], before: int = 0) 
 
 
 def _csv_lines(file: str) -> Iterator[str]:
-    r"""Yield the lines of a CSV file without Excel's `sep=;`; a lone \r of old Macs ends a line."""
+    r"""Yield a CSV file's lines without Excel's `sep=;`; a lone \r, as on old Macs, ends a line."""
     for number, line in numbered_lines(file):
         text = SEPARATOR_LINE.sub("", line) if number == 1 else line
         yield from re.split(r"(?<=\r)(?!\n)", text) if "\r" in text[:-2] else [text]
 
 
 def are_wrapped(file: str, delimiter: str) -> bool:
-    """Return whether quotation marks wrap cells of a .tsv or .txt, exactly as a writer of CSV would."""
+    """Return whether quotation marks wrap cells in a .tsv or .txt exactly as CSV writers do."""
     if not any('"' in line for _, line in numbered_lines(file)):
         return False
     ways, done, joined = WRAPPED, 0, delimiter.join
@@ -139,10 +139,10 @@ def are_wrapped(file: str, delimiter: str) -> bool:
 
 
 def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
-    """Return the delimiter of a table, and the others that fit too.
+    """Return a table's delimiter, and the others that fit too.
 
-    A delimiter other than that of the file's kind needs to give columns with the wanted names, or equal numbers of
-    cells in nearly all first lines. Punctuation of prose comes last. Plain text has one cell a line.
+    An unusual delimiter for the file kind must give columns with the wanted names, or equally many cells in nearly all
+    first lines. Prose punctuation comes last. Plain text has one cell per line.
     """
     is_csv = kind_of_file(file) == "csv"
     own, fits, has_cells = ",\t"[not is_csv], dict[str, tuple[bool, bool, int]](), is_csv
@@ -153,7 +153,7 @@ def delimiters_of(file: str, columns: Columns) -> tuple[str, list[str]]:
         if is_csv:
             rows = csv.reader(islice(_csv_lines(file), 5 * LOOKED_AT), delimiter=delimiter, strict=True)
         table: list[list[str]] = []
-        with suppress(csv.Error):  # reading the right one names the line
+        with suppress(csv.Error):  # reading with the right delimiter names the line
             table.extend(islice((cells for cells in rows if any(cells)), LOOKED_AT))
         size, count = Counter(map(len, table)).most_common(1)[0] if table else (0, 0)
         wanted = {part for name in columns for part in parts_of(name, table[0] if table else ())}
@@ -181,7 +181,7 @@ def layouts_of(files: Iterable[str]) -> list[str]:
         if others or delimiter != ",\t"[not is_csv]:
             said[f"{DELIMITERS.get(delimiter, repr(delimiter))} separate the cells{rivals}"] = None
         if not is_csv and are_wrapped(file, delimiter):
-            said["quotation marks around cells are no part of them, and doubled ones are one"] = None
+            said["quotation marks around cells are removed, and doubled ones become one"] = None
     return list(said)
 
 
@@ -190,7 +190,7 @@ def _are_numbers(columns: Collection[str]) -> bool:
 
 
 def advice_on_tables(file: str) -> str:
-    """Return advice for errors about columns of tables."""
+    """Return advice for errors about table columns."""
     if kind_of_file(file) not in TABLES:
         return ""
-    return " Of a table without a line of names, give the numbers of its columns: source 1 and target 2, for example."
+    return " If a table has no header, give its column numbers, such as source 1 and target 2."

@@ -1,6 +1,6 @@
-"""The tokenizers of a model: encode the source, encode and decode the target.
+"""A model's tokenizers: encode the source, encode and decode the target.
 
-Sequences end in `</s>` and have no `<s>`, with which the decoder starts. A tokenizer trained by Heedful reads no
+Sequences end in `</s>` and do not begin with `<s>`, which starts the decoder. A tokenizer trained by Heedful makes no
 control token from text: "<s>" or "<2en>" in a sentence is plain text.
 """
 
@@ -28,16 +28,16 @@ from heedful.symbols_heed import UnknownSymbol, checked_texts, decoded, symbols_
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# The class of a source tokenizer in `tokenization_heed.py`, if the target has its own.
+# The source tokenizer's class in `tokenization_heed.py`, if the target has its own tokenizer.
 SOURCE_CLASS = "HeedSourceTokenizer"
 # Settings by from_pretrained that save_pretrained must not write.
 LOCAL_KEYS = ("local_files_only", "is_local", "name_or_path", "_commit_hash", "backend")
 # For tokenizers that switch between two sides.
 SWITCHING = threading.Lock()
-MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made of one, and values in a tokenizer.json
+MOST_GROWTH, MOST_PARTS = 1000, 10_000  # characters made from one, and values in a tokenizer.json
 QUANTIFIER, MOST_QUANTIFIERS = re.compile(r"(?<!\()[*+?{]"), 3  # patterns with more are tried first
 PATIENCE = 5  # seconds
-# In a process of its own, because nothing else ends a search.
+# In a separate process, because nothing else ends a search.
 TRY_PATTERNS = """
 import json, sys
 from tokenizers import Regex, pre_tokenizers
@@ -46,16 +46,16 @@ for pattern in json.load(sys.stdin):
         pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(letter * 200 + "!")
 """
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
-GAP = re.compile(r"<extra_id_\d+>|<mask>")  # for T5 or BART to fill
+GAP = re.compile(r"<extra_id_\d+>|<mask>")  # T5 or BART fills them
 
 
 class TokenizerPair:
-    """The tokenizers of a model: one for both sides (joint, the same object twice), or one for each.
+    """A model's tokenizers: one for both sides (joint, the same object twice), or one for each.
 
     `languages` are those with a tag `<2xx>` in the source vocabulary, in the order of their ids.
 
     Raises:
-        ValueError: If a tokenizer has no padding or end token, the two differ in them, or one is random.
+        ValueError: If a tokenizer lacks a padding or end token, the two disagree on them, or one is random.
     """
 
     def __init__(self, source: "PreTrainedTokenizerFast", target: "PreTrainedTokenizerFast"):
@@ -65,7 +65,7 @@ class TokenizerPair:
                 if found is None:
                     raise ValueError(f"`{name}` of the {side} tokenizer must be set, but is None instead.")
                 if found != of_source:
-                    both = f"{of_source} in the source's and {found} in the target's"
+                    both = f"{of_source} in the source tokenizer and {found} in the target's"
                     raise wrong(name, "be the same in both tokenizers", both)
             model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
             if dropout := getattr(model, "dropout", None):
@@ -79,12 +79,12 @@ class TokenizerPair:
 
     @property
     def pad_token_id(self) -> int:
-        """The id of padding, for `Trainer`."""
+        """The padding id, for `Trainer`."""
         return int(self.source.pad_token_id)
 
     @property
     def model_input_names(self) -> list[str]:
-        """The names of model inputs, for `Trainer`."""
+        """Model input names, for `Trainer`."""
         return self.source.model_input_names
 
     @property
@@ -93,17 +93,17 @@ class TokenizerPair:
         return self.source is self.target
 
     def encode_source(self, texts: Sequence[str], target_language: str | None = None) -> list[list[int]]:
-        """Encode source texts, without truncation and outer white space, after their `head`."""
+        """Encode source texts after their `head`, without truncation and outer white space."""
         head = self.head(target_language)
         encoded = encode_texts(self.source, "text", texts)
         return [head + ids for ids in encoded] if head else encoded
 
     def head(self, target_language: str | None = None) -> list[int]:
-        """Return the ids before every source: the tag of the target language, needed if there are several."""
+        """Return the ids before every source: the target language's tag, needed if there are several languages."""
         if target_language is None and len(self.languages) < 2:
             return []
         if target_language not in self.languages:
-            must = f"one of {', '.join(self.languages)}" if self.languages else "left out for a model that names none"
+            must = f"one of {', '.join(self.languages)}" if self.languages else "left out for a model without tags"
             must += ", the columns of its training data" * all(map(str.isdigit, self.languages or ["none"]))
             raise wrong("target_language", f"be {must}", repr(target_language))
         return [int(self.source.added_tokens_encoder[f"<2{target_language}>"])]
@@ -113,7 +113,7 @@ class TokenizerPair:
         return encode_texts(self.target, "text_target", texts)
 
     def decode_target(self, batch_of_ids: Iterable[Iterable[int]]) -> list[str]:
-        """Return the texts of target ids, in NFC, without control tokens and negative ids; `<unk>` is shown."""
+        """Return the texts of target ids, in NFC, without control tokens and negative ids, but with `<unk>`."""
         with tokenizing("decode ids"):
             texts = [decoded(self.target, [int(id_) for id_ in ids if id_ >= 0]) for ids in batch_of_ids]
         backend = getattr(self.target, "backend_tokenizer", None)
@@ -121,14 +121,14 @@ class TokenizerPair:
         return [unicodedata.normalize("NFC", text) for text in texts] if is_decomposed else texts
 
     def check_is_fast(self, use: str) -> None:
-        """Raise a `ValueError` for tokenizers outside the library `tokenizers`."""
+        """Raise a `ValueError` unless both tokenizers are from the library `tokenizers`."""
         for tokenizer in (self.source, self.target):
             if not tokenizer.is_fast:
                 must, kind = f"a fast one (of the library `tokenizers`) for {use}", type(tokenizer).__name__
                 raise ValueError(f"The tokenizer must be {must}, but is a {kind} instead.")
 
     def check_symbols(self, pairs: Iterable[Mapping[str, Any]], place: str, ignore: str | None = None) -> None:
-        """Raise a `ValueError` for a symbol that a closed vocabulary lacks, in sources alone with `ignore`."""
+        """Raise a `ValueError` for a symbol that a closed vocabulary lacks; `ignore` limits the check to sources."""
         for side, name in (("source", "text"), ("target", "text_target")):
             tokenizer = getattr(self, side)
             if symbols_of(tokenizer) is not None and (side == "source" or ignore is None):
@@ -138,18 +138,18 @@ class TokenizerPair:
                     raise error.at(f"{place}, pair {error.index + 1}") from None
 
     def fingerprint(self) -> str:
-        """Return a checksum of what decides about ids, however the tokenizers were loaded."""
+        """Return a checksum of everything that affects ids; it does not depend on how tokenizers were loaded."""
         digest = hashlib.sha256()
         for tokenizer in (self.source, self.target):
             backend = getattr(tokenizer, "backend_tokenizer", None)
             parts = json.loads(backend.to_str()) if backend is not None else {"model": tokenizer.get_vocab()}
-            # The backend keeps padding and truncation of the last call.
+            # The backend keeps the last call's padding and truncation.
             kept = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
             digest.update(json.dumps([kept, self.special_ids()], sort_keys=True).encode())
         return digest.hexdigest()
 
     def special_ids(self) -> dict[str, int | None]:
-        """Return the ids for a config; without `<s>`, padding starts the decoder, as in Marian."""
+        """Return special ids for a config; without `<s>`, padding starts the decoder, as in Marian."""
         bos, pad = self.target.bos_token_id, self.target.pad_token_id
         ids = {"pad_token_id": pad, "bos_token_id": bos, "eos_token_id": self.target.eos_token_id}
         return ids | {"decoder_start_token_id": pad if bos is None else bos}
@@ -159,7 +159,7 @@ class TokenizerPair:
         return {"vocab_size": len(self.source), "decoder_vocab_size": len(self.target), **self.special_ids()}
 
     def check_config(self, config: "PreTrainedConfig", generation_config: "GenerationConfig | None" = None) -> None:
-        """Raise a `ValueError` with each special id and size that fits neither config nor generation config."""
+        """Raise a `ValueError` that names each special id and size that fits neither config nor generation config."""
         wrong = []
         for name, value in self.vocabularies().items():
             found = getattr(config, name, None)
@@ -175,8 +175,8 @@ class TokenizerPair:
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the tokenizers for `from_pretrained` and transformers' `AutoTokenizer`.
 
-        A separate target tokenizer goes to the folder `target_tokenizer` inside. A joint pair refuses such a folder of
-        another pair with a `ValueError`.
+        A separate target tokenizer goes into the subfolder `target_tokenizer`. A joint pair raises a `ValueError` if
+        the folder has another pair's target tokenizer.
         """
         folder = Path(folder)
         if self.is_joint:
@@ -190,34 +190,34 @@ class TokenizerPair:
     def from_pretrained(cls, folder: str | Path, trust_remote_code: bool = False) -> "TokenizerPair":
         """Load a saved pair, or any Hugging Face tokenizer as a joint pair, without the network.
 
-        Files changed since `save_pretrained` give a warning. `trust_remote_code` lets code in the folder run.
+        Warns of files that changed since `save_pretrained`. `trust_remote_code` allows the folder's code to run.
 
         Raises:
             FileNotFoundError: If the folder, or a tokenizer in it, does not exist.
-            ValueError: If it needs code that is not trusted, or names files outside of it.
+            ValueError: If it needs untrusted code, or names files outside the folder.
         """
         folder = Path(folder)
         source = _load(folder, trust_remote_code)
         is_separate = TARGET_FOLDER in source.init_kwargs
-        if not is_separate:  # transformers may have saved one over two
+        if not is_separate:  # transformers may have overwritten one of two
             check_no_target(folder)
         target = _load(folder / TARGET_FOLDER, trust_remote_code) if is_separate else source
         changed = changed_files(folder, "tokenizer")
         if changed:
-            must = f"should be those that were saved with the model, but {listed(changed)} changed since"
-            why = "with another model's tokenizer the output is nonsense"
-            advice = "If it is meant, `TokenizerPair.save_pretrained` saves them anew."
+            must = f"should be those saved with the model, but {listed(changed)} changed since"
+            why = "another model's tokenizer gives nonsense"
+            advice = "If you changed them on purpose, save them with `TokenizerPair.save_pretrained`."
             warnings.warn(f"The tokenizers in {folder} {must}: {why}. {advice}", stacklevel=2)
         return cls(source, target)
 
 
 def warn_of_split_tokens(tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Warn of special tokens, by `add_special_tokens`, that our tokenizers read from no text."""
+    """Warn about `add_special_tokens`: our tokenizers never find special tokens in text."""
     added = [str(token) for token in getattr(tokenizer, "extra_special_tokens", None) or ()]
     is_ours = not type(tokenizer).__module__.startswith("transformers.models.")
     if added and is_ours and tokenizer.split_special_tokens:
-        advice = "`tokenizer.add_tokens` adds tokens that are read, `tokenizer.split_special_tokens = False` reads all"
-        warnings.warn(f"{listed(added)} will be split in texts, as every special token is: {advice}.", stacklevel=3)
+        advice = "use `tokenizer.add_tokens`, or find all by `tokenizer.split_special_tokens = False`"
+        warnings.warn(f"{listed(added)} will be split in texts, like every special token: {advice}.", stacklevel=3)
 
 
 def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequence[str]) -> list[list[int]]:
@@ -246,11 +246,11 @@ def encode_texts(tokenizer: "PreTrainedTokenizerFast", side: str, texts: Sequenc
 
 @contextmanager
 def tokenizing(task: str) -> Iterator[None]:
-    """Turn any error of a broken tokenizer, also a panic of `tokenizers`, into a `ValueError`."""
+    """Turn any error from a broken tokenizer, also a `tokenizers` panic, into a `ValueError`."""
     try:
         yield
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # no `Exception`, and without a module
+        is_panic = type(error).__name__ == "PanicException"  # not an `Exception`, and without a module
         if isinstance(error, OSError | ValueError | ImportError) or not (is_panic or isinstance(error, Exception)):
             raise
         raise ValueError(f"The tokenizer cannot {task}: {first_line(error)}") from error
@@ -265,17 +265,17 @@ def check_is_bounded(path: Path) -> None:
             growth *= _growth(part)
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         if growth > MOST_GROWTH or number > MOST_PARTS:
-            raise ValueError(f"{path} must make at most {MOST_GROWTH} characters or tokens of one, but makes more.")
+            raise ValueError(f"{path} must make at most {MOST_GROWTH} characters from one, but makes more.")
     patterns = [str(part["Regex"]) for part in parts if isinstance(part, dict) and "Regex" in part]
     slow = [each for each in patterns if ENDLESS.search(each) or len(QUANTIFIER.findall(each)) > MOST_QUANTIFIERS]
     if slow and not are_quick(tuple(slow)):
-        must = f"patterns that find what they look for in {PATIENCE} seconds, but has {max(slow, key=len)[:80]!r}"
+        must = f"patterns that end their search in {PATIENCE} seconds, but has {max(slow, key=len)[:80]!r}"
         raise ValueError(f"{path} must have {must}.")
 
 
 @functools.cache
 def are_quick(patterns: tuple[str, ...]) -> bool:
-    """Return whether patterns end soon, without a panic, in texts of their own characters."""
+    """Return whether patterns end soon, without a panic, in texts made from their characters."""
     command, given = [sys.executable, "-I", "-c", TRY_PATTERNS], json.dumps(patterns).encode()
     with suppress(subprocess.SubprocessError):
         subprocess.run(command, input=given, check=True, capture_output=True, timeout=PATIENCE)
@@ -284,9 +284,9 @@ def are_quick(patterns: tuple[str, ...]) -> bool:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """Return how many characters a part of a tokenizer.json makes of one, at most."""
+    """Return the most characters that a part of a tokenizer.json makes from one character."""
     pattern, content, charsmap = part.get("pattern"), part.get("content"), part.get("precompiled_charsmap")
-    if isinstance(charsmap, str):  # it begins with the size of a table to allocate
+    if isinstance(charsmap, str):  # its first bytes are the size of a table to allocate
         table = base64.b64decode(charsmap)
         return math.inf if int.from_bytes(table[:4], "little") > len(table) else 1
     if isinstance(pattern, dict) and isinstance(content, str):
@@ -305,13 +305,13 @@ def _save(tokenizer: "PreTrainedTokenizerFast", folder: Path, more: dict[str, st
         settings.pop(key, None)
     settings |= more or {}
     if type(tokenizer).__name__ in (PreTrainedTokenizerFast.__name__, SOURCE_CLASS):
-        # transformers 4 knows this name too. `SOURCE_CLASS` refuses `text_target`; without Heedful it is the same.
+        # transformers 4 has this name too. `SOURCE_CLASS` refuses `text_target`; without Heedful it is the same.
         settings["tokenizer_class"] = SOURCE_CLASS if more else "PreTrainedTokenizerFast"
     write_text(path, json.dumps(settings, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def options_inside(folder: str | Path) -> dict[str, Any]:
-    """Check the tokenizer files in a folder, and return options of `from_pretrained` that ignore paths outside."""
+    """Check the tokenizer files in a folder, and return `from_pretrained` options that ignore outside paths."""
     path = Path(folder) / "tokenizer_config.json"
     if not Path(folder).is_dir():
         return {}

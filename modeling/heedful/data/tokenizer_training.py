@@ -1,4 +1,4 @@
-"""Tokenizers trained from raw text: BPE and Unigram on bytes, characters, or words."""
+"""Train tokenizers from raw text: BPE and Unigram on bytes, characters, or words."""
 
 import json
 import logging
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # not of a language
+OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # not a language tag
 Algorithm = Literal["bpe", "unigram", "character", "jamo", "word"]
 SUBWORDS = ("bpe", "unigram")  # their vocabularies have any size
-# The fewest tokens besides special ones; 256 are bytes.
+# The fewest tokens, special ones not counted; 256 are bytes.
 SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "character": 256, "jamo": 256, "word": 1}
-FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # of characters without a token
+FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters without a token
 JAMO_OR_CHARACTER = rf"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|{CHARACTER}"  # single Korean letters
 # Scores of unseen bytes: the lowest plus 0.0001 times 0 to 255.
 UNSEEN_BYTES_BAND = 0.026
-# The trainers allocate memory for every token, and end the process without it.
+# The trainers allocate memory for every token, and end the process if they get none.
 MOST_TOKENS = 2**20
 # Training time grows with the square of the longest word, so longer ones are cut.
 LONGEST_WORD = 1000
@@ -41,13 +41,13 @@ LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)"
 class TokenizerRecipe(Section, section="tokenizer"):
     """The recipe's tokenizer: trained on the training pairs, or from a folder."""
 
-    path: str | None = key("a folder with a trained tokenizer; empty: one is trained on the training pairs", None)
+    path: str | None = key("folder with a trained tokenizer; empty: trains one on the training pairs", None)
     algorithm: Algorithm = key(
         "bpe, unigram (on bytes), character, jamo (Korean letters): any text; word: symbols such as phonemes", "bpe"
     )
     vocab_size: int | None = key(
-        "number of tokens, special ones included; empty, for character, jamo or word: all in the texts. Then the "
-        "vocabulary of word is closed: other words are errors, not <unk>",
+        "number of tokens, special ones included; empty (only for character, jamo or word): all in the texts. Then "
+        "the word vocabulary is closed: other words are errors, not <unk>",
         8000,
         least=1,
     )
@@ -60,7 +60,7 @@ class TokenizerRecipe(Section, section="tokenizer"):
         """Refuse vocabularies that cannot be trained."""
         if self.path is None:
             is_met = not self.joint or self.target_algorithm is None
-            self.require(is_met, "target_algorithm", "be empty where `tokenizer.joint` is true")
+            self.require(is_met, "target_algorithm", "be empty if `tokenizer.joint` is true")
             for name, (algorithm, size) in zip(("vocab_size", "target_vocab_size"), self.sides, strict=True):
                 check_size(f"tokenizer.{name}", algorithm, size)
 
@@ -79,7 +79,7 @@ def check_size(name: str, algorithm: Algorithm, size: int | None, special: int =
     if size is None and algorithm in SUBWORDS:
         raise wrong(name, f"be a number for {algorithm}", None)
     if size is not None and size < least:
-        tags = ", with the tags and marks of `data`," * (special > len(SPECIAL_TOKENS))
+        tags = ", with the tags and mask of `data`," * (special > len(SPECIAL_TOKENS))
         must = f"be at least {least} for {algorithm} ({special} special tokens{tags} and {least - special} more)"
         raise wrong(name, must, size)
 
@@ -94,23 +94,23 @@ def train_tokenizers(
     target_vocab_size: int | None = None,
     languages: Sequence[str] = (),
 ) -> TokenizerPair:
-    """Train a pair of tokenizers, always the same for the same texts.
+    """Train a pair of tokenizers; the same texts always give the same pair.
 
-    `algorithm` is one for both sides, or a pair for the source and the target of separate vocabularies:
+    `algorithm` is one for both sides, or a pair for separate source and target vocabularies:
 
     - "bpe" and "unigram" work on bytes. Decoding returns any text exactly, in NFC.
     - "character" has a token for each character as readers see it: a letter with marks, a Korean syllable, an emoji,
       letters under a tie bar. Others are spelled in code points or bytes, so decoding is exact too.
     - "jamo" also cuts Korean syllables into letters. `TokenizerPair.decode_target` and the pipeline join them; the
-      tokenizer alone returns text to be normalized to NFC.
+      tokenizer itself returns text that is not yet in NFC.
     - "word" splits at spaces, for symbols such as phonemes and commands. If `vocab_size` is None, the vocabulary is
       closed, and an unseen word raises an `UnknownSymbol`; otherwise it becomes `<unk>`.
 
-    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. A tag for each of `languages` follows in the source vocabulary;
-    names in angle brackets, such as `<bt>`, are tags themselves. `vocab_size` counts all tokens; a warning says if the
-    texts allow fewer. None keeps all of "character", "jamo" and "word". `target_vocab_size` is for a separate target;
-    None means `vocab_size`, or all if the target has its own algorithm. Texts are read once, and need not fit in
-    memory.
+    Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. Tags for the `languages` follow in the source vocabulary; names
+    in angle brackets, such as `<bt>`, are tags themselves. `vocab_size` counts all tokens; a warning follows if the
+    texts allow fewer. None keeps all tokens of "character", "jamo" and "word". `target_vocab_size` is for a separate
+    target; None means `vocab_size`, or all if the target has its own algorithm. Texts are read once, and need not fit
+    in memory.
     """
     algorithms = (algorithm, algorithm) if isinstance(algorithm, str) else algorithm
     for each in algorithms:
@@ -128,7 +128,7 @@ def train_tokenizers(
         if target_vocab_size is not None:
             raise wrong("target_vocab_size", "be None for a joint vocabulary", target_vocab_size)
         if not isinstance(algorithm, str):
-            raise wrong("algorithm", "be one for a joint vocabulary", repr(algorithm))
+            raise wrong("algorithm", "be a single one for a joint vocabulary", repr(algorithm))
     for name, texts in (("source_texts", source_texts), ("target_texts", target_texts)):
         check_are_several(texts, name)
     texts = chain(source_texts, target_texts) if joint else source_texts
@@ -162,7 +162,7 @@ def _train_one(
         tokenizer.model = _counted_model(tokenizer, algorithm, vocab_size, len(control))
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
-        logger.warning("`%s` is lowered from %s to %s, because the texts allow no more.", size_name, vocab_size, size)
+        logger.warning("`%s` is lowered from %s to %s: the texts give no more tokens.", size_name, vocab_size, size)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", pair=f"$A {EOS} $B:1 {EOS}:1", special_tokens=[(EOS, SPECIAL_TOKENS.index(EOS))]
     )
@@ -180,7 +180,7 @@ def _train_one(
 
 
 def _without_long_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts, with words that are too long in pieces; a warning counts them."""
+    """Yield texts with overlong words in pieces; a warning counts these texts."""
     count = 0
     for text in texts:
         if len(text) > LONGEST_WORD and LONG_WORD.search(text):
@@ -203,7 +203,7 @@ def _untrained(
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
         one_space = normalizers.Replace(Regex(r"\s+"), " ")
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), one_space, normalizers.Strip()])
-        # Every word begins with a space, so the word "<s>" is no control token. Texts may have ▁, the usual mark.
+        # Every word begins with a space, so the word "<s>" is no control token. Texts may contain ▁, the usual mark.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace(replacement=" ", prepend_scheme="always")
         return tokenizer, trainers.WordLevelTrainer(vocab_size=vocab_size or 2**62, **options)
@@ -211,15 +211,15 @@ def _untrained(
         tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))  # counts the characters
         tokenizer.normalizer = normalizers.NFD() if algorithm == "jamo" else normalizers.NFC()
         pattern = JAMO_OR_CHARACTER if algorithm == "jamo" else CHARACTER
-        # Control and byte tokens have several characters: no text becomes one.
+        # Control and byte tokens have several characters, so no text becomes one.
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
         size = 2**62 if vocab_size is None else vocab_size - len(FALLBACK_BYTES)
         return tokenizer, trainers.WordLevelTrainer(vocab_size=size, **options)
     options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
     tokenizer = Tokenizer(models.BPE() if algorithm == "bpe" else models.Unigram())
-    # ByteLevel's regular expression cuts the text of every control token into parts, so no text becomes one, not even
-    # with Unigram, whose pieces include the control tokens.
+    # ByteLevel's regular expression cuts the text of control tokens into parts, so no text becomes one, not even with
+    # Unigram, whose pieces include the control tokens.
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -231,7 +231,7 @@ def _untrained(
 def _counted_model(
     tokenizer: "Tokenizer", algorithm: Algorithm, vocab_size: int | None, control: int
 ) -> "models.Model":
-    """Return the model of a tokenizer by the words or characters that its trainer counted."""
+    """Return a tokenizer's model, made from the words or characters that its trainer counted."""
     from tokenizers import models
 
     vocabulary = tokenizer.get_vocab()
@@ -245,7 +245,7 @@ def _counted_model(
 
 
 def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
-    """Make ids and scores repeatable: Unigram's trainer adds floats in the order of a hash table."""
+    """Make ids and scores repeatable: Unigram's trainer adds floats in a hash table's order."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.to_str())

@@ -1,1 +1,1 @@
-"""The rows of each epoch: pairs as token ids, drawn or changed, and divided into batches."""
+"""Each epoch's rows: pairs as token ids, drawn or changed, and divided into batches."""

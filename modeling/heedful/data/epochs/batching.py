@@ -1,8 +1,7 @@
-"""Updates planned: rows of similar length in buckets, and buckets in updates.
+"""Plan updates: rows with similar lengths form buckets, and buckets form updates.
 
-An *update* is one optimizer step. Its rows do not depend on the number of processes or their memory:
-`micro_batches.py` divides it among ranks. *Padded tokens* are the cost of rows: rows × (longest source + longest
-target).
+An *update* is one optimizer step. Its rows do not depend on the processes or their memory: `micro_batches.py` divides
+it among ranks. Rows cost *padded tokens*: rows × (longest source + longest target).
 """
 
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ import numpy as np
 
 from heedful.files import check_at_least
 
-Row = dict[str, list[int]]  # `input_ids` and `labels` of one pair
+Row = dict[str, list[int]]  # one pair's `input_ids` and `labels`
 TokenCounts = Sequence[int] | np.ndarray
 
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-PLANS_PER_EPOCH = 8  # drawn at random; the best one is taken
-WORST_PADDING = 1.15  # most padding of a plan, relative to the best plan
+PLANS_PER_EPOCH = 8  # random ones; the best is taken
+WORST_PADDING = 1.15  # a plan's highest padding, relative to the best plan
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class BatchingSettings:
 
     tokens_per_update: int  # padded ones
     buckets_per_update: int = 1
-    seed: int = 0  # of the random order
+    seed: int = 0  # for the random order
 
     def __post_init__(self) -> None:
         check_at_least(1, buckets_per_update=self.buckets_per_update)
@@ -40,9 +39,9 @@ class UpdateBatches:
     """The updates of every epoch over a corpus with known lengths.
 
     Rows are sorted by length (ties in random order) and cut into buckets within the budget. Shuffled buckets form
-    updates; several buckets in an update have short, middling and long rows. Each epoch cuts in another way, into the
-    same number of buckets. Everything follows from lengths `(rows,)`, seed and epoch. A row longer than
-    `tokens_per_bucket` padded tokens is alone in its bucket.
+    updates; several buckets in an update have short, middling and long rows. Each epoch cuts elsewhere, into the same
+    number of buckets. Lengths `(rows,)`, seed and epoch decide everything. A row with more than `tokens_per_bucket`
+    padded tokens is alone in its bucket.
     """
 
     def __init__(self, source_lengths: TokenCounts, target_lengths: TokenCounts, settings: BatchingSettings):
@@ -55,12 +54,12 @@ class UpdateBatches:
         self._most_padding = int(WORST_PADDING * self._best.padding)
         self._good = [plan for plan, cut in zip(plans, cuts, strict=True) if cut.padding <= self._most_padding]
         buckets = len(self._best.ends)
-        # Other cuts begin and end with a part of a bucket.
+        # Other cuts begin and end with partial buckets.
         self._buckets = min(self._cells.rows, buckets + min(2, buckets // 64))
 
     def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
-        """Return the updates of an epoch, from 0: lists of buckets of rows, each row once, as many in every epoch."""
-        # Raw output, which numpy promises never to change.
+        """Return an epoch's updates: lists of buckets of rows, each row once, equally many in all epochs (from 0)."""
+        # Raw output: numpy promises never to change it.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
         positions = cut.positions[self._cells.of_row]
@@ -70,7 +69,7 @@ class UpdateBatches:
             fullest = max(range(len(buckets)), key=lambda i: len(buckets[i]))
             bucket, middle = buckets[fullest], len(buckets[fullest]) // 2
             buckets[fullest : fullest + 1] = [bucket[:middle], bucket[middle:]]
-        # Buckets are sorted by length. An update takes one of each group, so that all updates are alike. Only the last
+        # Buckets are sorted by length. An update takes one from each group, so all updates are alike. Only the last
         # update can lack some, because groups differ by one bucket at most.
         draws = generator.random_raw(len(buckets))
         groups = np.array_split(np.arange(len(buckets)), self.settings.buckets_per_update)
@@ -79,7 +78,7 @@ class UpdateBatches:
         return [[buckets[i] for i in update if i is not None] for update in updates]
 
     def _draw_cut(self, generator: np.random.PCG64) -> "_Cut":
-        """Draw some cuts, and return the one with the least padding among those without too many buckets."""
+        """Draw some cuts, and return the one with the least padding that has few enough buckets."""
         cuts = []
         for _ in range(PLANS_PER_EPOCH):
             which, offset, first = generator.random_raw(3).tolist()
@@ -94,13 +93,13 @@ class _Plan(NamedTuple):
     swapped: int  # whether targets form the stripes
     width: int  # lengths in a stripe
     offset: int  # lengths by which stripes are moved
-    first: int  # padded tokens of the first bucket
+    first: int  # padded tokens in the first bucket
 
 
 class _Cut(NamedTuple):
     padding: int  # in tokens
-    positions: np.ndarray  # (cells,) in the order
-    ends: list[int]  # of the buckets, in rows
+    positions: np.ndarray  # (cells,) in sorted order
+    ends: list[int]  # bucket ends, counted in rows
 
 
 class _Cells:
@@ -118,8 +117,8 @@ class _Cells:
     def cut(self, budget: int, plan: _Plan) -> _Cut:
         """Sort by length and cut greedily.
 
-        Sources form stripes of a few lengths. In a stripe, rows are sorted by target, up and down in turns, so that
-        neighbours are alike in both lengths. Small corpora need wide stripes. Rows of equal lengths share a position.
+        Sources form stripes with a few lengths. In a stripe, rows are sorted by target, alternately up and down, so
+        that neighbours are alike in both lengths. Small corpora need wide stripes. Equally long rows share a position.
         """
         stripes, inside = (self.target, self.source) if plan.swapped else (self.source, self.target)
         stripe = (stripes + plan.offset) // plan.width

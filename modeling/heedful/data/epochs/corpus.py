@@ -1,4 +1,4 @@
-"""The rows of a run: training pairs as token ids, in memory or streamed, and held-out pairs."""
+"""A run's rows: training pairs as token ids, in memory or streamed, and held-out pairs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -31,9 +31,9 @@ class StoredRows:
     rows: EncodedPairs
     batching: BatchingSettings
     drawn: Sequence[Draw]  # choose or change rows in every epoch
-    teacher: TeacherTokens | None  # its tokens go with each row
-    parts: dict[str, int]  # rows of each part of a mixture, by its key in the recipe
-    digests: np.ndarray  # checksums of the sources
+    teacher: TeacherTokens | None  # gives each row its tokens
+    parts: dict[str, int]  # rows of each mixture part, by recipe key
+    digests: np.ndarray  # source checksums
     fingerprint: str  # a checksum of the rows
 
     @property
@@ -43,7 +43,7 @@ class StoredRows:
 
     @property
     def longest_source(self) -> int:
-        """Length in tokens of the longest training source, or of the first epoch if rows change."""
+        """Tokens of the longest training source, before or after the first epoch's changes."""
         return int(max(rows.source_lengths.max() for rows in (self.rows, self._rows_of(0))))
 
     def _rows_of(self, epoch: int) -> EncodedPairs:
@@ -53,7 +53,7 @@ class StoredRows:
         return rows
 
     def updates(self, epoch: int) -> Iterator[Update]:
-        """Yield the updates of an epoch, from 0: lists of buckets of rows."""
+        """Yield an epoch's updates, lists of buckets of rows; epochs count from 0."""
         rows, teacher = self._rows_of(epoch), self.teacher
         for update in UpdateBatches(rows.source_lengths, rows.target_lengths, self.batching).epoch(epoch):
             buckets = [[rows[index] for index in bucket] for bucket in update]
@@ -62,24 +62,24 @@ class StoredRows:
 
 @dataclass
 class StreamedRows:
-    """Training pairs that all ranks read and encode anew in every epoch."""
+    """Training pairs that all ranks read and encode again in every epoch."""
 
     stream: Pairs  # cleaned
     encoder: PairEncoder
     batching: BatchingSettings
     pool_size: int  # rows sorted and shuffled together
     accelerator: Accelerator | None  # `None` for one process
-    pairs: int | None = None  # rows, known after an epoch
-    parts: dict[str, int] = field(default_factory=dict, init=False)  # rows of parts are not counted
+    pairs: int | None = None  # known after an epoch
+    parts: dict[str, int] = field(default_factory=dict, init=False)  # not counted
     fingerprint = ""
 
     @property
     def longest_source(self) -> int | None:
-        """Most tokens of a training source; `None` without a limit."""
+        """Most tokens in a training source; `None` without a limit."""
         return self.encoder.max_source_tokens
 
     def updates(self, epoch: int) -> Iterator[Update]:
-        """Yield the updates of an epoch, from 0: lists of buckets of rows."""
+        """Yield an epoch's updates, lists of buckets of rows; epochs count from 0."""
         rows, counts = encode_in_shares(self.encoder, self.stream, self.accelerator), Counter[bool]()
         fitting = (row for row in rows if counts.update([row is not None]) or row is not None)
         yield from stream_updates(fitting, self.batching, pool_size=self.pool_size, epoch=epoch)
@@ -89,7 +89,7 @@ class StreamedRows:
 
 
 def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerator | None) -> Iterator[Row | None]:
-    """Yield the rows of a stream, the same on all ranks, each of which encodes a share."""
+    """Yield a stream's rows, the same on all ranks; each rank encodes a share."""
     if accelerator is None or accelerator.num_processes == 1:
         yield from encoder.rows(pairs)
         return
@@ -104,7 +104,7 @@ def encode_in_shares(encoder: PairEncoder, pairs: Pairs, accelerator: Accelerato
 def stream_updates(
     rows: Iterable[Row], settings: BatchingSettings, *, pool_size: int, epoch: int = 0
 ) -> Iterator[Update]:
-    """Yield updates of a stream, pool by pool; the last one of a pool goes into the next pool."""
+    """Yield a stream's updates, pool by pool; a pool's last update goes into the next pool."""
     stream = iter(rows)
     waiting: list[Row] = []
     for pool_number in count():
@@ -123,16 +123,16 @@ def stream_updates(
 
 @dataclass(frozen=True)
 class Corpus:
-    """The training rows of a run, and its held-out pairs."""
+    """A run's training rows and held-out pairs."""
 
     training: StoredRows | StreamedRows
     tokenizers: TokenizerPair
     validation: EncodedPairs
-    validation_pairs: list[dict[str, Any]]  # as text, perhaps with `references`
-    tests: dict[str, EncodedPairs]  # sources of tests, by key in the recipe
+    validation_pairs: list[dict[str, Any]]  # texts, perhaps with `references`
+    tests: dict[str, EncodedPairs]  # test sources, by recipe key
     report: CleaningReport
-    target_language: str | None  # of validation and tests, if the model knows several
-    fingerprint: str  # a checksum of the rows but for a stream
+    target_language: str | None  # in validation and tests, if the model has several
+    fingerprint: str  # a checksum of the rows; a stream's training rows are left out
 
 
 def encode(
@@ -143,7 +143,7 @@ def encode(
     teacher: str | None = None,
     accelerator: Accelerator | None = None,
 ) -> Corpus:
-    """Turn pairs into rows of token ids, and prepare the draws of each epoch. `teacher` is a folder."""
+    """Turn pairs into token ids, and prepare each epoch's draws. `teacher` is a folder."""
     heads = encoding.source_prefixes(data, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     denoising = Denoising(encoder, batching.seed) if data.denoise else None
@@ -191,4 +191,4 @@ def encode(
 def _nothing_left(encoder: PairEncoder, too_long: int) -> ValueError:
     source, target = encoder.max_source_tokens, encoder.max_target_tokens
     limits = f"`data.max_source_tokens` ({source}) or `data.max_target_tokens` ({target})"
-    return ValueError(f"No training pair is left: {too_long} are longer than {limits}.")
+    return ValueError(f"No training pair is left: {too_long} exceed {limits}.")

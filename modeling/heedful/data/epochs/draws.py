@@ -1,4 +1,4 @@
-"""What is drawn anew in every epoch: rows of parts, pairs changed in the ways that users type, and damaged texts."""
+"""New draws in every epoch: rows of parts, pairs with users' typing habits, and damaged texts."""
 
 import logging
 import math
@@ -23,18 +23,18 @@ logger = logging.getLogger(__name__)
 
 OF_PARTS, OF_CHANGES, OF_DAMAGES = 0x5A3, 0xA06, 0xD401  # separate the draws of one seed and epoch
 FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space of French
-HELD_OUT = 2**32 - 1  # the epoch of held-out texts
-SHARE, LENGTH = 0.3, 3  # of dropped tokens; mean of a span
+HELD_OUT = 2**32 - 1  # epoch number for held-out texts
+SHARE, LENGTH = 0.3, 3  # share of dropped tokens; mean span length
 Draws = Iterator[float]  # from 0 to below 1
 Tokens = list[int]
 
 
 class Sampling:
-    """Draws rows of parts for an epoch with the number of all rows.
+    """Draws rows from parts for an epoch, as many as all rows.
 
-    A part of n rows gets a share proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv 1907.05019): each row as
-    often as possible, and the rest drawn anew in every epoch. A temperature T above 1 repeats small parts and thins
-    large ones. `parts` `(rows,)` are the numbers of the parts, which all have rows.
+    A part with n rows gets a share proportional to n^(1/T) (Arivazhagan et al., 2019, arXiv 1907.05019). All its rows
+    are taken equally often; a random choice in every epoch fills the rest. A temperature T above 1 repeats small parts
+    and thins large ones. `parts` `(rows,)` are part numbers; every part has rows.
     """
 
     def __init__(self, parts: np.ndarray, temperature: float, seed: int):
@@ -46,11 +46,11 @@ class Sampling:
         self.counts[largest_rests[: len(parts) - self.counts.sum()]] += 1
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, from 0."""
+        """Return an epoch's rows; epochs count from 0."""
         chosen = []
         for part, count in enumerate(self.counts.tolist()):
             numbers = np.flatnonzero(self._parts == part)
-            # Raw output, which numpy promises never to change.
+            # Raw output: numpy promises never to change it.
             generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, OF_PARTS]))
             order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
             whole, rest = divmod(count, len(numbers))
@@ -59,21 +59,21 @@ class Sampling:
 
 
 class Augmentation:
-    """Changes the rows of an epoch; seed, epoch and rows decide how.
+    """Changes an epoch's rows; seed, epoch and rows decide how.
 
-    A joined pair gets another pair of its part after it (Kondo et al., 2021, arXiv 2104.08478). Then its source may
-    change. A pair that would be too long stays as it is. The `numbers` of rows are places in `pairs`.
+    Joining appends another pair of the same part (Kondo et al., 2021, arXiv 2104.08478). Then the source may change. A
+    pair that would be too long stays as it is. The `numbers` of rows are places in `pairs`.
     """
 
     def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
         changes_words = rules.lower_case or rules.typos or rules.no_final_punctuation
         if changes_words and symbols_of(encoder.tokenizers.source) is not None:
-            must = "empty but for `joined` where the source's vocabulary is closed"
-            raise ValueError(f"`data.augmentation` must be {must}, but changes the words of sources.")
+            must = "empty except for `joined` if the source vocabulary is closed"
+            raise ValueError(f"`data.augmentation` must be {must}, but changes source words.")
         self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, from 0."""
+        """Return an epoch's rows; epochs count from 0."""
         draws = drawn_numbers(self._seed, epoch, OF_CHANGES)
         sources, targets = self._pairs["source"][:], self._pairs["target"][:]
         parts = numbers_of_parts(self._pairs).tolist()
@@ -93,13 +93,13 @@ class Augmentation:
                 changed[index] = {"source": source, "target": target, "part": parts[number]}
         encoded = dict(zip(changed, self._encoder.rows(changed.values()), strict=True))
         if too_long := sum(row is None for row in encoded.values()):
-            logger.info("%s of %s changed pairs stay as they are: they would be too long", too_long, len(changed))
+            logger.info("%s of %s changed pairs stay unchanged: they would be too long", too_long, len(changed))
         return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
 
 
 def drawn_numbers(*seeds: int, block: int = 2**12) -> Draws:
-    """Draw numbers without end, a `block` at a time; the same seeds give the same."""
-    # Raw output, which numpy promises never to change.
+    """Draw numbers without end, `block` at a time; the same seeds give the same numbers."""
+    # Raw output: numpy promises never to change it.
     generator = np.random.PCG64(np.random.SeedSequence(seeds))
     return chain.from_iterable(((generator.random_raw(block) >> 11) / 2**53).tolist() for _ in repeat(None))
 
@@ -109,7 +109,7 @@ def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
     if next(draws) < rules.no_final_punctuation:
         source = FINAL_PUNCTUATION.sub("", source) or source
     if rules.typos:
-        parts = re.split(r"(\s+)", source)  # words, and the spaces between
+        parts = re.split(r"(\s+)", source)  # words and the spaces between them
         parts[::2] = [_mistyped(word, draws) if next(draws) < rules.typos else word for word in parts[::2]]
         source = "".join(parts)
     if next(draws) < rules.lower_case:
@@ -119,7 +119,7 @@ def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
 
 def _mistyped(word: str, draws: Draws) -> str:
     """Swap two neighbouring letters, drop one, double it, or replace it by its neighbour."""
-    if not {unicodedata.category(character)[0] for character in word} <= {*"LMP"}:  # numbers have meanings
+    if not {unicodedata.category(character)[0] for character in word} <= {*"LMP"}:  # a typo would change a number
         return word
     letters = regex.findall(r".\p{M}*", word)  # with their marks
     is_letter = [unicodedata.category(letter[0])[0] == "L" for letter in letters]
@@ -133,15 +133,15 @@ def _mistyped(word: str, draws: Draws) -> str:
 
 
 class Denoising:
-    """Damages the sources of rows, depending on seed, epoch and number of the row.
+    """Damages source rows, depending on seed, epoch and row number.
 
-    Tags and `</s>` around a text stay, and so does a text whose row would be longer than its limit. Tokenizers without
-    `<mask>`, or with two vocabularies, are a `ValueError`.
+    Tags and `</s>` around a text stay. A text also stays if its damaged row would exceed the limit. Raises a
+    `ValueError` for tokenizers without `<mask>`, or with two vocabularies.
     """
 
     def __init__(self, encoder: PairEncoder, seed: int):
         if not encoder.tokenizers.is_joint:
-            raise wrong("data.denoise", "be empty where source and target have two vocabularies", "given")
+            raise wrong("data.denoise", "be empty if source and target have separate vocabularies", "given")
         tokenizer = encoder.tokenizers.source
         self._mask, self._seed = control_id(MASK, encoder.tokenizers, "data.denoise"), seed
         self._limit = encoder.max_source_tokens or math.inf
@@ -149,7 +149,7 @@ class Denoising:
         self._special = special - {tokenizer.unk_token_id}  # it is text
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return the rows of an epoch, from 0, with their `numbers`."""
+        """Return an epoch's rows with their `numbers`; epochs count from 0."""
         found = EncodedPairs(self._damaged(rows, epoch))
         found.numbers = rows.numbers
         return found
@@ -165,13 +165,13 @@ class Denoising:
 
 
 def infilled(text: Tokens, mask: int, draws: Draws) -> Tokens:
-    """Return a text with a mask for each dropped span, also for spans of no token.
+    """Return a text with one mask for each dropped span, also for empty spans.
 
-    This is BART's text infilling (Lewis et al., 2020, section 2.2, arXiv 1910.13461): a Poisson distribution gives the
-    lengths of spans until they have the share of the tokens. Spans never touch.
+    This is BART's text infilling (Lewis et al., 2020, section 2.2, arXiv 1910.13461): span lengths come from a Poisson
+    distribution until they sum to the share of dropped tokens. Spans never touch.
     """
     left, lengths = max(1, round(len(text) * SHARE)), list[int]()
-    most = len(text) - left + 1  # spans between kept tokens
+    most = len(text) - left + 1  # most spans between kept tokens
     while left and len(lengths) < most:
         lengths.append(min(_poisson(LENGTH, draws), left))
         left -= lengths[-1]

@@ -1,4 +1,4 @@
-"""Pairs as token ids, in one direction or both: compact in memory for a corpus, a row at a time for a stream."""
+"""Pairs as token ids, in one direction or both: compact in memory for a corpus, row by row for a stream."""
 
 import hashlib
 import math
@@ -17,21 +17,21 @@ from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-SOURCES_FILE = "training_sources.bin"  # checksums, in the folder of a run
-CHUNK = 2000  # pairs per call of the tokenizer, enough for all cores
+SOURCES_FILE = "training_sources.bin"  # checksums, in the run's folder
+CHUNK = 2000  # pairs in a tokenizer call, enough for all cores
 
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Turns pairs into rows of token ids, after the head of their `part` (default 0)."""
+    """Turns pairs into rows of token ids, after the language prefix of their `part` (default 0)."""
 
     tokenizers: TokenizerPair
-    max_source_tokens: int | None = None  # of a source, special tokens included; None for no limit
+    max_source_tokens: int | None = None  # in a source, special tokens included; None: no limit
     max_target_tokens: int | None = None
-    heads: Sequence[list[int]] = ()  # ids before the sources of each part
+    heads: Sequence[list[int]] = ()  # ids before each part's sources
 
     def rows(self, pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, list[int]] | None]:
-        """Yield `input_ids` and `labels`, which end in `</s>`, for every pair; `None` if it is too long."""
+        """Yield each pair's `input_ids` and `labels`, which end in `</s>`; `None` if they are too long."""
         stream, tokenizers = iter(pairs), self.tokenizers
         limits = (self.max_source_tokens, self.max_target_tokens)
         most_source, most_target = (math.inf if limit is None else limit for limit in limits)
@@ -41,7 +41,7 @@ class PairEncoder:
             try:
                 inputs = encode_texts(tokenizers.source, "text", sources)
                 labels = encode_texts(tokenizers.target, "text_target", targets)
-            except UnknownSymbol as error:  # of a stream: pairs in memory were checked before
+            except UnknownSymbol as error:  # in a stream: pairs in memory were checked before
                 raise error.at(f"{sources[error.index]!r} → {targets[error.index]!r}") from None
             for pair, ids, target in zip(chunk, inputs, labels, strict=True):
                 source = heads[pair.get("part", 0)] + ids
@@ -50,10 +50,10 @@ class PairEncoder:
 
 
 class EncodedPairs:
-    """Rows of token ids in two flat arrays, four bytes a token.
+    """Rows of token ids in two flat arrays, four bytes per token.
 
-    `sources` and `targets` are all tokens; `source_lengths` and `target_lengths` `(rows,)` count those of a row. A row
-    that is `None` is left out: `left_out` counts them, and `numbers` `(rows,)` are the places of rows among all.
+    `sources` and `targets` are all tokens; `source_lengths` and `target_lengths` `(rows,)` count each row's tokens.
+    `None` rows are dropped: `left_out` counts them, and `numbers` `(rows,)` are the kept rows' original positions.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, list[int]] | None]):
@@ -95,13 +95,13 @@ class EncodedPairs:
 
 
 def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[int]]:
-    """Return the ids before the sources of each part: a tag of its language if there are several, and its own tag."""
+    """Return the ids before each part's sources: a language tag if there are several languages, and the part's tag."""
     parts, known = data.parts, tokenizers.languages
     is_known = len(known) > 1
     languages = data.languages or {str(part.to) for part in parts.values() if is_known}
     if not {*languages} <= {*known}:
         wanted, found = ", ".join(languages), ", ".join(known) or "none"
-        must = f"have a tag of each language that is learned ({wanted})"
+        must = f"have a tag for each learned language ({wanted})"
         raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
     tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
     ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
@@ -110,18 +110,18 @@ def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[in
 
 
 def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
-    """Return the id of a tag or the mask; raise a `ValueError` if it is no control token or can be read from text."""
+    """Return the id of a tag or the mask; raise a `ValueError` unless it is a control token never read from text."""
     id_ = tokenizers.source.added_tokens_encoder.get(token)
-    is_closed = symbols_of(tokenizers.source) is not None  # it reads only its symbols
+    is_closed = symbols_of(tokenizers.source) is not None  # it accepts only its symbols
     texts = [] if is_closed else [token, f"a {token} a"]
     if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
-        must = "be a special token that the tokenizer never reads out of a text"
-        raise wrong(key, must, token, advice="let one be trained (no `tokenizer.path`), or leave it out")
+        must = "be a special token that the tokenizer never makes from text"
+        raise wrong(key, must, token, advice="remove `tokenizer.path` to train a tokenizer, or leave the key out")
     return int(id_)
 
 
 def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield pairs in chunks, each followed by its pairs of the first part in the other direction, as part 1."""
+    """Yield pairs in chunks; each chunk is followed by its first part's pairs in the other direction, as part 1."""
     stream = iter(pairs)
     while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
         yield from chunk
@@ -139,19 +139,19 @@ def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | Itera
 
 
 def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
-    """Return the part of each pair, `(pairs,)`."""
+    """Return each pair's part, `(pairs,)`."""
     return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
 
 
 def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:
-    """Count rows by key of their part, from `numbers` `(rows,)`; an empty part is a `ValueError`."""
+    """Count rows by part key, from `numbers` `(rows,)`; raise a `ValueError` if a part is empty."""
     counts = dict(zip(parts, np.bincount(numbers, minlength=len(parts)).tolist(), strict=True))
     for key in [key for key, count in counts.items() if not count]:
-        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and the longest lengths leave none.")
+        raise ValueError(f"`{key}` must hold pairs to train on, but cleaning and length limits leave none.")
     return counts
 
 
 def source_digests(pairs: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Return checksums of sources, to recognize those of the training."""
+    """Return source checksums, which identify training sources later."""
     digests = (hashlib.blake2b(pair["source"].strip().encode(), digest_size=8).digest() for pair in pairs)
     return np.array([int.from_bytes(digest) for digest in digests], np.uint64)

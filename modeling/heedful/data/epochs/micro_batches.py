@@ -1,4 +1,4 @@
-"""An update divided into tensors: among ranks, and into micro-batches that fit in memory, padded or end to end."""
+"""Divide an update into tensors: among ranks, and into micro-batches that fit in memory, padded or end to end."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,22 +13,22 @@ from heedful.data.epochs.batching import Row, TokenCounts
 from heedful.files import check_at_least
 from heedful.packed_rows_heed import EndToEnd, Packing
 
-WORTHWHILE_LOAD = 0.85  # of the busiest rank: an extra micro-batch must bring it below this
+WORTHWHILE_LOAD = 0.85  # an extra micro-batch must bring the busiest rank's load below this share
 SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
-# Each side is filled up to a multiple of a step: a sixteenth of the token budget, in units for fast matrix products.
+# Each side is filled to a multiple of a step: a sixteenth of the token budget, in units for fast matrix products.
 STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
-# Added rows at most, and tokens at least on each side: each row needs a token, as attention to no key is not a number.
+# Added rows at most, and tokens at least on each side: each row needs a token, as attention to no key is NaN.
 FILLING_ROWS = 16
-RankBatches = list[list[Row]]  # the rows of each micro-batch of a rank
+RankBatches = list[list[Row]]  # the rows of a rank's micro-batches
 Tensors = dict[str, Any]  # by `collate` or `laid_end_to_end`
-Lengths = tuple[int, int, int]  # source length, target length, number of the row
+Lengths = tuple[int, int, int]  # source length, target length, row number
 
 
 class MicroBatch(NamedTuple):
     """The input of one forward and backward pass."""
 
     tensors: Tensors
-    # Whether the rows belong to the update, or only let a rank without rows take part in the all-reduce.
+    # False if the rows only let a rank without rows take part in the all-reduce.
     counts: bool = True
 
     @property
@@ -38,10 +38,10 @@ class MicroBatch(NamedTuple):
 
 
 def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size: int) -> list[RankBatches]:
-    """Divide an update's buckets among ranks, and return the rows of the micro-batches of each rank.
+    """Divide an update's buckets among ranks, and return the rows of each rank's micro-batches.
 
     A micro-batch has at most `token_budget` padded tokens, or one row. All ranks get the same number of micro-batches,
-    perhaps empty ones, and about the same padded tokens. The result is the same on every rank.
+    some perhaps empty, and about the same padded tokens. Every rank computes the same result.
     """
     check_at_least(1, token_budget=token_budget, world_size=world_size)
     rows = [row for bucket in update for row in bucket]
@@ -52,7 +52,7 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
     rounds = -(-sum(needed) // world_size)
     assigned = assign(buckets, needed, rounds, world_size)
     if world_size > 1 and buckets:
-        # One more round is worth its cost if it relieves the busiest rank.
+        # Another round is worth its cost if it relieves the busiest rank.
         finer = assign(buckets, needed, rounds + 1, world_size)
         if _largest_load(finer) < WORTHWHILE_LOAD * _largest_load(assigned):
             assigned = finer
@@ -62,13 +62,13 @@ def split_update(update: Sequence[Sequence[Row]], token_budget: int, world_size:
 def micro_batches_of_rank(
     parts: list[RankBatches], rank: int, make: Callable[[list[Row]], Tensors]
 ) -> list[MicroBatch]:
-    """Make the tensors of a rank's part of an update; if it has no rows, a micro-batch of another rank fills in."""
+    """Make tensors from a rank's rows in an update; empty micro-batches get a row from any rank."""
     filler = next(row for part in parts for rows in part for row in rows)
     return [MicroBatch(make(rows or [filler]), counts=bool(rows)) for rows in parts[rank]]
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (padded by -100)."""
+    """Make right-padded int64 tensors `(batch, length)`: `input_ids`, `attention_mask`, `labels` (filled by -100)."""
 
     def padded(sequences: list[Sequence[int]], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
@@ -85,7 +85,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int]]], pad_token_id: int) -> d
 def laid_end_to_end(
     rows: Sequence[Mapping[str, Sequence[int]]], token_budget: int, pad_token_id: int, start_token_id: int
 ) -> dict[str, Any]:
-    """Make a micro-batch's tensors of at least one row of token ids.
+    """Make a micro-batch's tensors from one or more rows of token ids.
 
     They are `input_ids` `(1, source tokens)`, filled up with padding, `decoder_input_ids` and `labels`
     `(1, target tokens)`, filled up with -100, all int64, and `packing`.
@@ -101,7 +101,7 @@ def laid_end_to_end(
     ids[: known[0]] = np.concatenate([row["input_ids"] for row in rows])
     labels = np.full(filled[1], IGNORED_LABEL, np.int64)
     labels[: known[1]] = np.concatenate([row["labels"] for row in rows])
-    # The input at each label: the label before it, and the start token at the start of a row.
+    # The input at each label: the previous label, or the start token at a row's start.
     shifted = np.full(filled[1], pad_token_id, np.int64)
     shifted[1 : known[1]] = labels[: known[1] - 1]
     shifted[target.bounds[: len(rows)].numpy()] = start_token_id
@@ -116,7 +116,7 @@ def _end_to_end(lengths: np.ndarray, filled: int, more: int, longest: int) -> En
     lengths = np.concatenate([lengths, np.diff(np.arange(more + 1) * left // more)])
     starts = np.concatenate([[0], lengths.cumsum()])
     positions = np.arange(filled) - np.repeat(starts[:-1], lengths)
-    # Empty rows at the end, because the number of rows is in a batch's shape too.
+    # Empty rows at the end round up the number of rows, because the batch's shape includes it.
     bounds = np.full(1 + (1 << (len(lengths) - 1).bit_length()), filled, np.int32)
     bounds[: len(starts)] = starts
     return EndToEnd(torch.from_numpy(bounds), torch.from_numpy(positions)[None], longest)
@@ -125,13 +125,13 @@ def _end_to_end(lengths: np.ndarray, filled: int, more: int, longest: int) -> En
 def sorted_lengths(
     batches: Iterable[Sequence[int]], source_lengths: TokenCounts, target_lengths: TokenCounts
 ) -> list[list[Lengths]]:
-    """Return the lengths of the rows of each batch that is not empty, the shortest first."""
+    """Return the row lengths of each nonempty batch, the shortest first."""
     lengths = (((int(source_lengths[row]), int(target_lengths[row]), row) for row in batch) for batch in batches)
     return [batch for batch in (sorted(rows, key=by_length) for rows in lengths) if batch]
 
 
 def by_length(row: Lengths) -> tuple[int, Lengths]:
-    """Return the key to sort rows by: tokens of both sides, then source, then number."""
+    """Return the sort key for rows: tokens of both sides, then source, then number."""
     return row[0] + row[1], row
 
 
@@ -140,7 +140,7 @@ def _padded_tokens(rows: Sequence[Lengths]) -> int:
 
 
 def _fill(rows: list[Lengths], budget: int) -> list[list[Lengths]]:
-    """Cut greedily into parts of at most `budget` padded tokens, or of one row."""
+    """Cut greedily into parts with at most `budget` padded tokens, or one row."""
     parts = []
     start = longest_source = longest_target = 0
     for position, (source, target, _) in enumerate(rows):
@@ -153,7 +153,7 @@ def _fill(rows: list[Lengths], budget: int) -> list[list[Lengths]]:
 
 
 def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
-    """Cut into at most `parts` parts, with the lowest cost of the costliest part."""
+    """Cut into at most `parts` parts, so that the costliest part costs least."""
     if parts == 1:
         return [rows]
     budgets = range(1, _padded_tokens(rows))
@@ -161,7 +161,7 @@ def _divide(rows: list[Lengths], parts: int) -> list[list[Lengths]]:
 
 
 def assign(buckets: list[list[Lengths]], needed: list[int], rounds: int, world_size: int) -> list[list[list[Lengths]]]:
-    """Cut buckets into `rounds` × `world_size` parts, more for costlier ones, and deal them out to ranks."""
+    """Cut buckets into `rounds` × `world_size` parts, more for costlier buckets, and distribute them to ranks."""
     parts_of = list(needed)
     costs = [_padded_tokens(bucket) for bucket in buckets]
     for _ in range(rounds * world_size - sum(needed)):

@@ -1,4 +1,4 @@
-"""A teacher's probabilities for given targets: the folder of `heedful distill-tokens`, and its rows in training.
+"""A teacher's probabilities for given targets: the `heedful distill-tokens` folder, and its rows in training.
 
 This is word-level distillation (Kim and Rush, 2016, "Sequence-Level Knowledge Distillation", section 3.1), with only
 the k most probable tokens (Tan et al., 2019, "Multilingual Neural Machine Translation with Knowledge Distillation").
@@ -19,9 +19,9 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.files import first_line, read_object
 
 FACTS = "distillation.json"
-# For R rows with N target tokens: `(R)` sorted keys and starts of rows, `(N, k)` tokens and probabilities.
+# For R rows with N target tokens: `(R)` sorted keys and row starts, `(N, k)` tokens and probabilities.
 ARRAYS = ("keys", "starts", "tokens", "probabilities")
-# More columns of rows and batches, with an entry for each label.
+# Additional columns of rows and batches, with an entry for each label.
 TEACHER_COLUMNS = ("teacher_tokens", "teacher_probabilities")
 
 
@@ -41,23 +41,23 @@ class TeacherTokens:
             arrays = (np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
             self._keys, self._starts, self._tokens, self._probabilities = arrays
         except (OSError, ValueError, EOFError) as error:
-            raise self._mistake(f"what `heedful distill-tokens` wrote, but is not: {first_line(error)}") from error
+            raise self._mistake(f"a folder of `heedful distill-tokens`, but is not: {first_line(error)}") from error
 
     def _mistake(self, must: str) -> ValueError:
         return ValueError(f"`optimization.distillation` ({self.folder}) must be {must}")
 
     def check(self, tokenizers: TokenizerPair, rows: EncodedPairs | tuple[()] = ()) -> str:
-        """Return a checksum; other tokenizers, changed files or missing rows are a `ValueError`."""
+        """Return a checksum; raise a `ValueError` for other tokenizers, changed files or missing rows."""
         if self._facts.get("tokenizer") != tokenizers.fingerprint():
-            raise self._mistake("of the student's tokenizer, but is not: set `tokenizer.path` to the teacher's.")
+            raise self._mistake("made with this tokenizer, but is not: set `tokenizer.path` to the teacher's.")
         checksums, fingerprint = self._facts.get("checksums"), checksum(self.folder / FACTS)
         if len(rows) and {name: checksum(self.folder / f"{name}.npy") for name in ARRAYS} != checksums:
-            raise self._mistake("as it was written, but is damaged or changed.")
+            raise self._mistake("unchanged, but is damaged or changed.")
         for row in map(rows.__getitem__, range(len(rows))):
             if self._place(**row) is None:
                 source = tokenizers.source.decode(row["input_ids"], skip_special_tokens=True)
                 (target,) = tokenizers.decode_target([row["labels"]])
-                raise self._mistake(f"of all training pairs, but lacks {source!r} with {target!r}.")
+                raise self._mistake(f"made from all training pairs, but lacks {source!r} with {target!r}.")
         return fingerprint
 
     def _place(self, input_ids: Sequence[int], labels: Sequence[int]) -> slice | None:

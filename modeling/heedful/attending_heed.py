@@ -43,7 +43,7 @@ class Call(NamedTuple):
     source_mask: Any = None
     source_layout: Layout = PADDED
     is_lean: bool = False  # whether only the loss is used, and differentiated once
-    options: Mapping[str, Any] | None = None  # of the caller, for the attention function
+    options: Mapping[str, Any] | None = None  # the caller's, for the attention function
     number: int = 0  # of the layer
 
     def of_layer(self, number: int) -> "Call":
@@ -94,7 +94,7 @@ def call_of(
     """Check a stack's inputs and return the call of its layers.
 
     Embeddings are `(B, length, D)`, their mask `(B, past_length + length)`, the source `(sources, S, D)`, its tokens
-    `(sources, S)`; a `packing` among the `options` of the stack's `forward` lays out the states.
+    `(sources, S)`. `options["packing"]` lays out the states.
     """
     length, side = embeddings.shape[1], stack.side
     packing, records = options.pop("packing", None), options.get("output_attentions")
@@ -166,8 +166,7 @@ def self_attention_mask(
     """Return self-attention's mask, in the attention function's form or a `WindowedMask`; `None` masks nothing.
 
     A query sees its neighbourhood (section 4), and in the decoder only itself and earlier positions (section 3.2.3).
-    The attention mask is `(B, past_length + length)`, 0 at padding, or already `(B, 1, Q, K)`; `records` is
-    `output_attentions`.
+    The attention mask is `(B, past_length + length)`, 0 at padding, or already `(B, 1, Q, K)`.
     """
     if isinstance(layout, EndToEnd):
         return None  # `packed_attention` keeps the rows apart
@@ -210,7 +209,7 @@ def source_mask(
     """Return cross-attention's mask from a `(sources, S)` attention mask; `None` masks nothing."""
     if source is not None and source.shape[0] != embeddings.shape[0]:
         if source.shape[0] == 0 or embeddings.shape[0] % source.shape[0]:
-            must = f"The number of targets must be a multiple of that of the sources, {source.shape[0]}"
+            must = f"The number of targets must be a multiple of the number of sources, {source.shape[0]}"
             raise ValueError(f"{must}, but is {embeddings.shape[0]} instead.")
         embeddings = embeddings.reshape(source.shape[0], -1, embeddings.shape[-1])  # a source's targets as one
     if attention_mask is None and config._attn_implementation in ("eager", "sdpa"):
@@ -313,7 +312,7 @@ def check_kernel(config: HeedConfig, name: str | None) -> None:
 
 
 def check_kernel_name(config: HeedConfig, name: str | None) -> None:
-    """Raise a `ValueError` as `check_kernel` does, and for an unknown name; transformers checks only some names."""
+    """Do the same as `check_kernel`, and refuse unknown names; transformers checks only some."""
     check_kernel(config, name)
     known = ["eager", *(name for name in ALL_ATTENTION_FUNCTIONS.valid_keys() if not name.startswith("paged|"))]
     if name is not None and name not in known and ("/" not in name or name.startswith("paged|")):
@@ -350,7 +349,7 @@ def sdpa_without_cudnn(*states: Any, **given: Any) -> tuple[torch.Tensor, Weight
         with sdpa_kernel(ALL_BUT_CUDNN):
             return attend(*states, **given)
     finally:
-        # Threads share the setting: one may have found cuDNN disabled by another, and restored this.
+        # Threads share the setting: one may have restored the state that another had set.
         torch.backends.cuda.enable_cudnn_sdp(True)
 
 

@@ -30,10 +30,9 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
-    Like every attention function of transformers it takes `(B, H, length, width)` queries, keys and values (with fewer
-    heads if groups share them), a mask `(B, 1, Q, K)` to add to the scores, `dropout` and `scaling`. With relative
-    positions it also takes a `position_bias` or `distances`. It returns the output `(B, Q, H, d_v)` and the weights
-    `(B, H, Q, K)`.
+    Like all attention functions in transformers, it takes `(B, H, length, width)` queries, keys and values (with fewer
+    heads if groups share them), a mask `(B, 1, Q, K)` to add to the scores, `dropout` and `scaling`; with relative
+    positions also a `position_bias` or `distances`. It returns output `(B, Q, H, d_v)` and weights `(B, H, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)

@@ -25,7 +25,6 @@ FUSED_PLAIN_CELLS = {"tanh": torch.rnn_tanh_cell, "relu": torch.rnn_relu_cell}
 class Cell(nn.RNNBase):
     """Base class of the three cells. All inputs pass through `forward`, so that hooks on a cell see them."""
 
-    # torch's names
     weight_ih_l0: torch.Tensor
     weight_hh_l0: torch.Tensor
     bias_ih_l0: torch.Tensor
@@ -83,7 +82,7 @@ class RNNCell(Cell, nn.RNN):
         return FUSED_PLAIN_CELLS.get(self.activation)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from the next token's W x + b, `read` `(B, hidden_size)`."""
+        """Return the next state from `read`, the next token's W x + b, `(B, hidden_size)`."""
         (hidden,) = state
         kept = F.linear(hidden, self.weight_hh_l0, self.bias_hh_l0)
         return (ACTIVATIONS[self.activation]((read + kept).to(hidden.dtype)),)
@@ -95,7 +94,7 @@ class LSTMCell(Cell, nn.LSTM):
     fused_step = staticmethod(torch.lstm_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state (h, c) from the next token's W x + b, `read` `(B, 4 · hidden_size)`."""
+        """Return the next state (h, c) from `read`, the next token's W x + b, `(B, 4 · hidden_size)`."""
         hidden, cell = state
         gates = self.gates(read, hidden)
         # Since c is only scaled and added to, gradients reach far back.
@@ -116,7 +115,7 @@ class GRUCell(Cell, nn.GRU):
     fused_step = staticmethod(torch.gru_cell)
 
     def step(self, read: torch.Tensor, state: State) -> State:
-        """Return the next state from the next token's W x + b, `read` `(B, 3 · hidden_size)`."""
+        """Return the next state from `read`, the next token's W x + b, `(B, 3 · hidden_size)`."""
         (hidden,) = state
         gates = self.gates(read, hidden)
         return (gates["update"] * hidden + (1 - gates["update"]) * gates["candidate"],)
@@ -192,7 +191,7 @@ def as_state(last: torch.Tensor | tuple[torch.Tensor, ...]) -> State:
 def run_by_steps(
     cell: Cell, inputs: torch.Tensor, state: State | None, tokens: torch.Tensor | None, is_reversed: bool = False
 ) -> tuple[torch.Tensor, State]:
-    """Do as `run_fused`, position by position, by the equations."""
+    """Do the same as `run_fused`, position by position, with the equations."""
     state = no_state(cell, inputs) if state is None else state
     read, outputs, positions = cell.read(inputs), [], range(inputs.shape[1])
     for position in reversed(positions) if is_reversed else positions:
@@ -239,7 +238,7 @@ class RecurrentMemory(CacheLayerMixin):
         return self._length
 
     def get_max_length(self) -> int:
-        """Return -1: there is no limit."""
+        """Return -1: no limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -257,7 +256,7 @@ class RecurrentMemory(CacheLayerMixin):
         self.fed, self.keys = (None if rows is None else change(rows) for rows in (self.fed, self.keys))
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let each row continue from another one."""
+        """Let each row continue from another row."""
         self._change(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     batch_select_indices = reorder_cache

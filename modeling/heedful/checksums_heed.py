@@ -50,7 +50,7 @@ def changed_files(folder: str | Path, part: Part) -> list[str] | None:
 def check_no_target(folder: str | Path, is_there: bool = False) -> None:
     """Raise a `ValueError` for an earlier pair's target tokenizer, which would decode other ids."""
     if is_there or has_tokenizer(Path(folder) / TARGET_FOLDER):
-        must = f"must not hold a `{TARGET_FOLDER}` if one tokenizer is saved there, which does not name it"
+        must = f"must not hold a `{TARGET_FOLDER}` if its tokenizer is for both sides"
         raise ValueError(f"{folder} {must}, but does: remove it or choose another folder.")
 
 
@@ -82,7 +82,7 @@ def has_tokenizer(folder: str | Path) -> bool:
 
 
 def checksum(path: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal digits."""
+    """Return a file's SHA-256 in hexadecimal."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

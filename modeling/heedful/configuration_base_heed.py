@@ -65,8 +65,7 @@ TASK, TEXT_TASK = "heed-translation", "heed-text2text"  # names of the pipelines
 FORMAT_VERSION = 1
 IGNORED_LABEL = -100  # marks labels without a prediction, as in transformers
 
-# `get_text_config().vocab_size` must be the target's within `generate()`, but the source's for peft. The Trainer
-# changes the returned config.
+# `get_text_config()` must have the target's size in `generate()`, the source's for peft; the Trainer changes it.
 _is_generating = ContextVar("_is_generating", default=False)
 
 

@@ -25,13 +25,12 @@ class HeedConfig(HeedBaseConfig):
     `HeedConfig()` is the paper's base model (Vaswani et al., 2017, Table 3). Every argument is keyword-only.
 
     Args:
-        vocab_size (`int`): Number of source tokens. The paper shares one byte-pair vocabulary of about 37,000 tokens
-            (section 5.1).
+        vocab_size (`int`): Number of source tokens. The paper shares about 37,000 byte-pair tokens (section 5.1).
         decoder_vocab_size (`int`, *optional*): Number of target tokens; `None` becomes `vocab_size`. Assigning
             `vocab_size` sets both if they are equal and `share_encoder_decoder_embeddings` is True.
         d_model (`int`): Width of every layer's input and output (section 3.1).
-        encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow decoder translates
-            about as well, and faster.
+        encoder_layers, decoder_layers (`int`): Depth N of each stack. A deep encoder with a shallow
+            decoder translates about as well, and faster.
         share_layers (`bool`): A stack has one layer and applies it N times (Dehghani et al., 2019, "Universal
             Transformers", without its halting; Lan et al., 2020, "ALBERT").
         encoder_attention_heads, decoder_attention_heads (`int`): Number of heads h of each stack (section 3.2.2).
@@ -39,9 +38,8 @@ class HeedConfig(HeedBaseConfig):
             the cache smaller: a group of query heads shares each; `None` gives each query head its own.
         d_k, d_v (`int`, *optional*): Width of one head's queries and keys, and of its values; `None` is d_model / h.
         encoder_ffn_dim, decoder_ffn_dim (`int`): Inner width d_ff of the feed-forward networks (section 3.3).
-        activation_function (`str`): A `transformers` activation, or `swiglu`, `geglu`, `geglu_new` (with `gelu_new`,
-            as in T5 v1.1) or `reglu`: with a gate, a third matrix whose output multiplies the inner layer (Shazeer,
-            2020).
+        activation_function (`str`): A `transformers` activation, or with a gate, a third matrix that multiplies the
+            inner layer (Shazeer, 2020): `swiglu`, `geglu`, `geglu_new` (with `gelu_new`, as in T5 v1.1), `reglu`.
         attention_bias, feed_forward_bias (`bool`): Whether the projections in attention (section 3.2.2: no) and in
             feed-forward networks (equation 2: yes) have biases.
         attention_scoring (`str`): `scaled_dot` (equation 1), `dot` (without 1/√d_k), or `additive` (Bahdanau et al.,
@@ -53,8 +51,7 @@ class HeedConfig(HeedBaseConfig):
             `shaw` (Shaw et al., 2018; only with the `eager` kernel) and `t5` (Raffel et al., 2020).
         relative_attention_max_distance (`int`, *optional*): The largest distance that `shaw` and `t5` distinguish;
             `None` is 16 for `shaw` and 128 for `t5`, as in the papers.
-        relative_bias_in_each_layer (`bool`): With `t5` each layer has its own bias, as in umT5 (Chung et al., 2023);
-            T5's layers share one.
+        relative_bias_in_each_layer (`bool`): Whether each layer has its `t5` bias, as in umT5 (Chung et al., 2023).
         sinusoid_layout (`str`): `interleaved` sine and cosine as in the paper, `concatenated` halves as in Marian, or
             `tensor2tensor`: halves whose last wavelength is exactly 10000·2π, as in Tensor2Tensor and M2M100.
         position_offset (`int`): The first token's position for sinusoids: 0 in the paper, 2 in M2M100.
@@ -66,16 +63,13 @@ class HeedConfig(HeedBaseConfig):
         embedding_norm (`bool`): Whether both stacks norm embeddings plus positions, before dropout, as in BART.
         norm_type (`str`): `layernorm`, or `rmsnorm`, which leaves out the mean and the bias.
         layer_norm_eps (`float`): Added to the variance in a norm.
-        depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Improving Deep
-            Transformer with Depth-Scaled Initialization and Merged Attention"). Post-norm stacks of 12 layers learn
-            slowly or not at all without it.
+        depth_scaled_init (`bool`): Divides the initial matrices of layer l by √l (Zhang et al., 2019, "Depth-Scaled
+            Initialization"). Without it, post-norm stacks of 12 layers learn slowly or not at all.
         dropout (`float`): P_drop on each sub-layer's output and on embeddings plus positions (section 5.4).
         attention_dropout, activation_dropout (`float`): Dropout on attention weights and inside the feed-forward
-            network; not in the paper.
-        source_word_dropout, target_word_dropout (`float`): Share of tokens whose embedding is dropped while training,
-            see `HeedBaseModel.drop_words`.
-        label_smoothing (`float`): ε_ls of the training loss (section 5.4); in evaluation mode the loss is the plain
-            cross-entropy.
+            networks; not in the paper.
+        source_word_dropout, target_word_dropout (`float`): Share of embeddings dropped in training, see `drop_words`.
+        label_smoothing (`float`): ε_ls in the training loss (section 5.4); evaluation uses the plain cross-entropy.
         tie_word_embeddings (`bool`): `False` gives source, target and output embeddings a matrix each. `True` shares
             them by the next two fields; if both are `True`, there is one matrix (section 3.4).
         share_encoder_decoder_embeddings (`bool`): Source and target have one vocabulary and, unless
@@ -83,8 +77,7 @@ class HeedConfig(HeedBaseConfig):
         tie_output_embeddings (`bool`): Target embeddings and the pre-softmax layer have one matrix.
         output_bias (`bool`): Adds a bias to the pre-softmax layer, as in Marian; not in the paper.
         use_cache (`bool`): Whether `generate()` keeps keys and values of earlier steps.
-        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): Special ids; the last is the
-            decoder's first input.
+        pad_token_id, bos_token_id, eos_token_id, decoder_start_token_id (`int`): The last starts the decoder's input.
         format_version (`int`): Version of the saved format; an older Heedful refuses a higher number.
 
     Raises:

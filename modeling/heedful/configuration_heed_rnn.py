@@ -19,8 +19,7 @@ class HeedRNNConfig(HeedBaseConfig):
             source_word_dropout, target_word_dropout, pad_token_id, bos_token_id, eos_token_id,
             decoder_start_token_id, format_version: As in `HeedConfig`.
         embedding_size (`int`): Width of the embeddings and of the pre-softmax layer's input.
-        hidden_size (`int`): Width of the decoder's state and of the encoder's output; in a bidirectional encoder each
-            direction has half of it.
+        hidden_size (`int`): Width of decoder states and encoder outputs; half per direction in bidirectional encoders.
         encoder_layers, decoder_layers (`int`): Number of recurrent layers.
         cell (`str`): `rnn` (Elman, 1990), `lstm` (Hochreiter and Schmidhuber, 1997, with Gers et al.'s forget gate,
             2000) or `gru` (Cho et al., 2014).
@@ -34,12 +33,12 @@ class HeedRNNConfig(HeedBaseConfig):
             (Luong et al., 2015, section 3.3; training then runs step by step), or, without attention, the encoder's
             last state (Cho et al., 2014).
         num_attention_heads (`int`): 1, for prompt tuning with peft, whose `token_dim` is `embedding_size`.
-        bridge (`str`): How the encoder's last state becomes the decoder's first: `linear` (a matrix for each layer),
-            `copy`, or `none` (zeros).
+        bridge (`str`): From the encoder's last state to the decoder's first: `linear` (a matrix per layer), `copy`, or
+            `none` (zeros).
         reverse_source (`bool`): Whether the encoder begins at the source's end (Sutskever et al., 2014, section 3.3).
         use_fused_cells (`bool`): Whether torch's fused cells run, or the equations: slower, but differentiable twice.
         dropout (`float`): Dropout on embeddings, between layers and on the pre-softmax layer's input.
-        label_smoothing (`float`): ε_ls of the training loss; in evaluation mode the loss is the plain cross-entropy.
+        label_smoothing (`float`): ε_ls in the training loss; evaluation uses the plain cross-entropy.
         use_cache (`bool`): Whether `generate()` continues from the last state instead of from the beginning.
 
     Raises:

@@ -160,8 +160,7 @@ class OutputLayer(nn.Module):
             cache, and recorded outputs.
 
         Raises:
-            ValueError: If an id is outside its vocabulary, a mask is not as long as its sequence, or the target is
-                missing or all labels are -100.
+            ValueError: If ids are outside the vocabulary, masks have a wrong length, or targets or labels are missing.
         """
         inputs: dict[str, Any] = {
             "input_ids": input_ids,

@@ -32,7 +32,7 @@ from .processor_heed import multiplies_by_onednn
 
 
 def is_traced() -> bool:
-    """Return whether `torch.export` or `torch.jit.trace` (also to ONNX) records calls for other values."""
+    """Return whether `torch.export` or `torch.jit.trace` (also to ONNX) records calls for other inputs."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
@@ -116,7 +116,7 @@ def runs_known_code(model: Any) -> bool:
 
 
 def foreign_code(modules: Iterable[nn.Module]) -> str | None:
-    """Return the name of the first user class or method among modules, or `None`; hooks are ignored."""
+    """Name the first user class or method among modules, or return `None`; hooks are ignored."""
     kinds: dict[Any, None] = {}
     for module in modules:
         kinds[kind := type(module)] = None
@@ -133,7 +133,7 @@ def foreign_code(modules: Iterable[nn.Module]) -> str | None:
 
 
 def method_of_one(module: nn.Module) -> str | None:
-    """Return the name of the first user method set on a module itself, or `None`; `forward` counts as a hook."""
+    """Name the first user method set on a module itself, or return `None`; `forward` counts as a hook."""
     own = {name: value for name, value in vars(module).items() if callable(value) and name != "forward"}
     found = (name for name in own if callable(getattr(type(module), name, None)))
     return next((name for name in found if not is_known(own[name])), None)
@@ -157,7 +157,7 @@ def _our_classes(kind: type) -> list[type]:
 
 @functools.lru_cache(1024)
 def _foreign_method(kind: type, values: tuple[Any, ...]) -> str | None:
-    """Return the name of the class's first user method; `values`, its present attributes, key the cache."""
+    """Name the class's first user method, if any; `values`, its present attributes, key the cache."""
     for name, value in vars(kind).items():
         method = getattr(value, "fget", None) or getattr(value, "__func__", value)
         if callable(method) and not isinstance(method, type) and not is_known(method):
@@ -335,7 +335,7 @@ LARGEST_BIAS = 16  # times the weight: recomputing the input then costs about fo
 
 
 def can_use_lean_norm(norm: Any, states: torch.Tensor) -> bool:
-    """Return whether a norm is `nn.LayerNorm` in float32 whose input can be recomputed from its output."""
+    """Return whether a norm is a float32 `nn.LayerNorm` whose input can be recomputed from its output."""
     return (
         not torch.compiler.is_compiling()
         and is_unmodified(norm, nn.LayerNorm)

@@ -111,7 +111,7 @@ def check_is_new(target: Path, name: str = "target", kind: str = "folder", advic
 
 
 def check_can_be_made(path: Path, name: str) -> None:
-    """Raise a `ValueError` that names the argument if a trial shows that `written_whole` cannot write a path."""
+    """Try whether `written_whole` can write a path; if not, raise a `ValueError` that names the argument."""
     try:
         if path.is_file():
             path.open("ab").close()
@@ -244,7 +244,7 @@ def check_name_inside(name: Any, what: str) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder (not on Windows), is on the disk."""
+    """Wait until the disk holds a file, or the names in a folder (not on Windows)."""
     if os.name == "nt" and path.is_dir():
         return
     descriptor = os.open(path, os.O_RDONLY)

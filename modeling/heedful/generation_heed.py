@@ -22,7 +22,7 @@ from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments that `generate()` does not pass to a `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")
-COMPILED_DEVICES = ("cuda",)  # on these a step with a static cache is compiled
+COMPILED_DEVICES = ("cuda",)  # steps with a static cache are compiled here
 NAMES = [name for name in inspect.signature(GenerationMixin.generate).parameters if name not in ("self", "kwargs")]
 
 
@@ -35,7 +35,7 @@ def check_strategy(arguments: dict[str, Any]) -> None:
 
 
 def check_generate_arguments(kwargs: dict[str, Any]) -> None:
-    """Raise a `ValueError` for arguments that transformers' `generate()` ignores, or refuses without explanation."""
+    """Raise a `ValueError` for arguments that transformers' `generate()` ignores, or refuses without a reason."""
     strategy = kwargs.get("custom_generate")
     if isinstance(strategy, type):
         raise wrong("custom_generate", f"be an object such as {strategy.__name__}(…)", "the class itself")
@@ -94,7 +94,7 @@ def warn_ignored_settings(config: GenerationConfig, strategy: Any) -> None:
 
 
 def check_weights(model: Any, place: str = "") -> None:
-    """Raise a `ValueError` that names weights that are infinite or NaN."""
+    """Raise a `ValueError` that names infinite or NaN weights."""
     broken = []
     for name, parameter in model.named_parameters():
         weights = parameter.detach()
@@ -164,7 +164,7 @@ class HeedGenerationMixin(GenerationMixin):
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does, with the target's vocabulary; arguments that it ignores are an error."""
+        """Generate as transformers does, with the target's vocabulary; ignored arguments are an error."""
         kwargs = dict(**dict(zip(NAMES, args, strict=False)), **kwargs)
         check_generate_arguments(rename_cache(kwargs))
         given, encoded = kwargs.get(CACHE), kwargs.get("encoder_outputs")
@@ -200,7 +200,7 @@ class CachedGenerationMixin(HeedGenerationMixin):
     prepared: Any = None  # packed weights for encoding and search, set by `heedful.prepare_for_inference`
 
     def get_encoder(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder, in a prepared model that with packed weights."""
+        """Return the encoder; in a prepared model it has packed weights."""
         return super().get_encoder(*args, **kwargs) if self.prepared is None else self.prepared.encoder
 
     @staticmethod

@@ -25,8 +25,8 @@ def share_cores() -> None:
 
     A waiting thread of GNU's OpenMP keeps its core busy for milliseconds: if another process needs the core, training
     slows to a third. With more threads than cores it sleeps at once. So a background thread measures how long this
-    process waits for cores, and if it waits starts one idle thread. Results do not change. Nothing happens on other
-    systems, or if a variable in `USER_SETTINGS` is set.
+    process waits for cores, and if it waits starts one idle thread. Nothing happens on other systems, or if a variable
+    in `USER_SETTINGS` is set.
     """
     if sys.platform.startswith("linux") and not any(name in os.environ for name in USER_SETTINGS):
         threading.Thread(target=_follow, args=(_shares(),), daemon=True, name="share_cores").start()
@@ -46,7 +46,7 @@ def _follow(shares: Iterable[float]) -> None:
 
 
 def _shares() -> Iterator[float]:
-    """Yield, after each interval, the share of it that all this process's threads waited for a core."""
+    """Yield, after each interval, this process's seconds of waiting for cores per second, summed over threads."""
     before = time.perf_counter(), _seconds_waited()
     while True:
         time.sleep(INTERVAL)

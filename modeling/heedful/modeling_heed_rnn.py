@@ -114,8 +114,7 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
 
     @staticmethod
     def _init_cell(cell: Cell) -> None:
-        # Drawn in float32: 16-bit matrices cannot be made orthogonal. Copied whole: transformers marks only whole
-        # weights as loaded.
+        # In float32: 16 bits cannot be made orthogonal. Copied whole: transformers marks only whole weights as loaded.
         drawn = {name: torch.zeros_like(weight, dtype=torch.float32) for name, weight in cell.named_parameters()}
         if isinstance(cell, LSTMCell):
             # An LSTM that remembers at first learns longer distances (Jozefowicz et al., 2015).
@@ -274,7 +273,7 @@ def join_to_each(states: torch.Tensor, context: torch.Tensor | None) -> torch.Te
 
 
 class HeedRNNDecoder(HeedRNNStack):
-    """Recurrent layers that predict each target token from the state after its predecessors, and from the source.
+    """Recurrent layers that predict each target token from the state before it, and from the source.
 
     The uppermost state h attends to the source, with context c; tanh(W[h; c]) (Luong et al., 2015, equation 5) is the
     input to the pre-softmax layer, and with input feeding also to the next step. Without attention, c is the encoder's
@@ -317,8 +316,7 @@ class HeedRNNDecoder(HeedRNNStack):
 
         The source is `(batch, source_length, hidden_size)`, a row for each target; a first call also needs
         `encoder_final_state`, `(batch, encoder_layers · parts, hidden_size)`. `output_attentions` records attention to
-        the source. Return `last_hidden_state` `(batch, target_length, embedding_size)`, the cache, and recorded
-        outputs.
+        the source. Return `last_hidden_state` `(batch, target_length, embedding_size)`, cache and recorded outputs.
 
         Raises:
             ValueError: Also if the source is missing, the cache is another model's, or no attention can be returned.

@@ -4,7 +4,7 @@ On the CPU a training step computes padding only in attention. On a GPU a batch 
 `(1, N)`, in which flash attention's varlen form keeps sentences apart. N is a multiple of some large number, so that
 few shapes occur. `laid_end_to_end` makes such batches.
 
-Letters in shape comments: B batch, N all rows' tokens with filling, D = d_model, H heads.
+Letters in shape comments: B batch, N tokens in all rows, with filling, D = d_model, H heads.
 """
 
 from collections.abc import Callable, Mapping

@@ -112,8 +112,7 @@ class HeedTranslationPipeline(ChunkPipeline):
     Args:
         model: The model, or for `pipeline()` its folder or its id on the Hub.
         tokenizer: The source's tokenizer.
-        target_tokenizer: The target's; by default that in the folder or repository (`target_tokenizer`), else
-            `tokenizer`.
+        target_tokenizer: The target's; by default the saved one (`target_tokenizer`), else `tokenizer`.
         kwargs: Arguments of `transformers.pipeline`, and defaults for a call's arguments.
 
     Raises:
@@ -145,8 +144,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         """Translate one text, or a list, iterator or dataset of texts.
 
         Args:
-            inputs: A text; a list of texts; or any iterable (a generator, an open file, a `KeyDataset`), consumed at
-                most one batch ahead.
+            inputs: One text, a list, or an iterable (generator, file, `KeyDataset`), used at most one batch ahead.
             kwargs:
                 src_lang, tgt_lang: Languages, if the model has several, in its own codes: `de` (Heed), `deu_Latn`
                     (NLLB), `de_DE` (mBART), `deu` (Marian).
@@ -156,8 +154,7 @@ class HeedTranslationPipeline(ChunkPipeline):
                 max_source_tokens: Longest source in tokens; by default the model's number of positions.
                 return_scores: Whether every translation has a `score`.
                 batch_size: Number of sentences translated at once; in float32 results do not depend on it.
-                num_beams, num_return_sequences, max_new_tokens, streamer, …: As in `generate()`. A streamer gets a
-                    text's sentences as one stream.
+                num_beams, max_new_tokens, …: As in `generate()`. A `streamer` gets a text's sentences as one stream.
 
         Returns:
             For a text a list of `num_return_sequences` dictionaries, best first, with `translation_text` and, with
@@ -296,7 +293,7 @@ class HeedTranslationPipeline(ChunkPipeline):
         return result | passed | {"penalty": torch.full((len(pieces),), penalty)}
 
     def _setting(self, options: dict[str, Any], name: str) -> Any:
-        """Return a setting by the rule of `generate()`: the call's, its generation config's, or the model's."""
+        """Return a setting as `generate()` chooses it: from the call, its generation config, or the model."""
         own = options[name] if name in options else getattr(options.get("generation_config"), name, None)
         return getattr(self.model.generation_config, name, None) if own is None and name not in options else own
 

@@ -3,8 +3,7 @@
 The relative ones are `RotaryPositions`; `RelativeKeys` and `RelativeValues` (Shaw et al., "Self-Attention with
 Relative Position Representations", 2018), which a layer's heads share; and `RelativeBias` (T5).
 
-Letters in shape comments: B batch, or 1 if all sequences have the same positions, Q and K lengths of queries and keys,
-H heads, D = d_model.
+Letters in shape comments: B batch (1 for equal positions), Q and K lengths of queries and keys, H heads, D = d_model.
 """
 
 import math

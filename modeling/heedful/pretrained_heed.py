@@ -33,7 +33,7 @@ ALIGNMENT = 64  # bytes; torch puts tensors on the CPU at multiples of it
 
 
 class HubAccess:
-    """A model's revision and token, for loading its tokenizers; the token is never shown, copied or saved."""
+    """A model's revision and token, for its tokenizers; the token is never shown, copied or saved."""
 
     def __init__(self, revision: str | None = None, token: str | bool | None = None):
         self.revision, self.token = revision, token
@@ -47,7 +47,7 @@ class HeedBaseModel(PreTrainedModel):
 
     config: HeedBaseConfig
     base_model_prefix = "model"
-    # For each Auto class of transformers, the class that it loads from a saved folder's code.
+    # For each Auto class, the class that it loads from a saved folder's code.
     auto_map: ClassVar[dict[str, str]]
     side: Literal["encoder", "decoder"] | None = None  # `None` for a whole model
     # Set by the enclosing model: only the whole model has all of the vocabulary's matrices.
@@ -71,8 +71,7 @@ class HeedBaseModel(PreTrainedModel):
     def drop_words(self, embeddings: torch.Tensor) -> torch.Tensor:
         """In training, drop `(batch, length, width)` embeddings at whole positions, and divide the others by 1 - p.
 
-        Word dropout (Gal and Ghahramani, 2016, "A Theoretically Grounded Application of Dropout in Recurrent Neural
-        Networks"), for each position, as in "Revisiting Low-Resource Neural Machine Translation" (2019).
+        This is word dropout (Gal and Ghahramani, 2016), for each position, as in Sennrich and Zhang (2019).
         """
         if not self.training:
             return embeddings
@@ -101,8 +100,7 @@ class HeedBaseModel(PreTrainedModel):
         model with a head loads from a folder without one, and gets a new head.
 
         Raises:
-            ValueError: If weights are missing or unknown, a file is broken, or the model was saved with a user's code
-                that is not loaded.
+            ValueError: If weights are missing or unknown, a file is broken, or the model needs a user's code.
             RuntimeError: If weights have other shapes and `ignore_mismatched_sizes` is not set.
         """
         source, may_differ = pretrained_model_name_or_path, bool(kwargs.get("ignore_mismatched_sizes"))
@@ -209,7 +207,7 @@ class HeedBaseModel(PreTrainedModel):
     ) -> nn.Embedding:
         """Resize the source embeddings; if `config.has_one_vocabulary`, also the target's and the output.
 
-        With two vocabularies, `resize_decoder_token_embeddings` resizes the target's. A separate decoder resizes its.
+        With two vocabularies, `resize_decoder_token_embeddings` resizes the target's. A decoder alone resizes its own.
 
         Args:
             new_num_tokens: New number of tokens; by default unchanged.
@@ -220,8 +218,7 @@ class HeedBaseModel(PreTrainedModel):
             The resized embeddings.
 
         Raises:
-            ValueError: If a special id would leave the vocabulary, the weights are offloaded or sharded, or a model
-                contains this stack.
+            ValueError: If a special id leaves the vocabulary, weights are not in memory, or this stack is in a model.
         """
         both = self.side is None and self.config.has_one_vocabulary
         sides: list[str] = ["encoder", "decoder"] if both else [self.side or "encoder"]
@@ -385,7 +382,7 @@ def check_quantization(model: Any) -> None:
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
-    """Raise a `ValueError` if the loading report for `source` has missing or unknown weights."""
+    """Raise a `ValueError` if the loading report has missing or unknown weights."""
     missing, unknown = report["missing_keys"], report["unexpected_keys"]
     name, base, prefix = type(model).__name__, model.base_model, f"{model.base_model_prefix}."
     if name not in (model.config.architectures or [name]):

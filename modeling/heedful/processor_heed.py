@@ -1,4 +1,4 @@
-"""The processor: its maker, its instructions, and the cores that this process may use.
+"""The processor: maker, instructions, and the cores that this process may use.
 
 On them depend the training precision, the library for matrix products and the flags for `kernels.cpp`.
 """

@@ -49,7 +49,7 @@ class Seq2SeqModel(Protocol):
 
 
 class TrainableModel(Seq2SeqModel, Protocol):
-    """A trainable model: one from Heed's two families."""
+    """A model from one of Heed's families, which runs can train."""
 
     all_tied_weights_keys: Any
 

@@ -15,7 +15,7 @@ from heedful.messages_heed import wrong
 
 BOUNDS = {"least": ("at least", operator.ge), "above": ("above", operator.gt)}
 BOUNDS |= {"below": ("below", operator.lt), "most": ("at most", operator.le)}
-# Names for types in messages and in the table.
+# Names of types in messages and the table.
 IN_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 IN_WORDS |= {type(None): "empty", list: "a list", dict: "a mapping"}
 

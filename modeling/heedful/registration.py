@@ -1,7 +1,7 @@
 """Registration of Heed's models in transformers' Auto classes and pipelines, without importing these.
 
 Importing the Auto classes would make `import heedful` take seconds. So a finder at the head of `sys.meta_path`
-registers each class when Python imports its Auto class. Python offers no other way.
+registers each class when Python imports its Auto class.
 """
 
 import sys
@@ -44,8 +44,7 @@ def _register_tokenizer() -> None:
 
     from heedful.tokenization_heed import HeedSourceTokenizer
 
-    # A folder's tokenizer is found by its class name, for any config. With HeedConfig it would replace each tokenizer
-    # whose code is not trusted.
+    # A folder's tokenizer is found by its class name. With HeedConfig it would replace tokenizers with untrusted code.
     of_no_model = type("HeedSourceTokenizerConfig", (PreTrainedConfig,), {})
     AutoTokenizer.register(of_no_model, fast_tokenizer_class=HeedSourceTokenizer)
 

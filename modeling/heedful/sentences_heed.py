@@ -36,7 +36,7 @@ TAGS = "|</?[A-Za-z][^<>]{0,500}>"
 
 
 def split_sentences(line: str, keeps_markup: bool = False) -> list[tuple[str, str]]:
-    """Split a text into pairs, each a sentence and the white space after it; joined they are the text. Linear time.
+    """Split a text in linear time into pairs, each a sentence and the white space after it; joined, they are the text.
 
     White space at the beginning is a pair with an empty sentence. So is markup, if kept: parts without letters, a
     list's bullets or numbers, tags, rules, bars between a table's cells, images, link targets, addresses.

@@ -44,7 +44,7 @@ def checked_texts(texts: Any, name: str = "texts", first: int = 0) -> list[str]:
     return found
 
 
-UNKNOWN = "the token of unknown words, for something that the target's vocabulary lacks"
+UNKNOWN = "the unknown token, for text that the target's vocabulary lacks"
 
 
 def unknown_id(tokenizer: Any) -> int | None:
@@ -98,7 +98,7 @@ def naming_the_line(numbers: Sequence[int]) -> Iterator[None]:
 
 
 def symbols_of(tokenizer: Any) -> list[str] | None:
-    """Return the symbols in a closed vocabulary (words, without an unknown token), or `None` if it is not closed."""
+    """Return a closed vocabulary's symbols (it has words, and no unknown token), or `None` for others."""
     model = tokenizer.backend_tokenizer.model if is_of_words(tokenizer) else None
     if model is None or model.token_to_id(model.unk_token) is not None:
         return None

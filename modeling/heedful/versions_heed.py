@@ -43,7 +43,7 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
     if len(given) == 2 and given[0] is not given[1]:
         raise ValueError(
             "`cache` and `past_key_values` must be one cache, which has two names, but are two. (A peft that is too "
-            "old for transformers gives its prefix so: `pip install 'heedful[adapters]'` brings two that go together.)"
+            "old for transformers does this: `pip install 'heedful[adapters]'` brings two that go together.)"
         )
     arguments[name] = given[0] if given else None
     return arguments

@@ -186,7 +186,7 @@ def test_separate_tokenizers_lie_in_two_folders(tmp_path):
     assert loaded.encode_source(KOREAN, "de") == pair.encode_source(KOREAN, "de")
     assert loaded.encode_target(ENGLISH) == pair.encode_target(ENGLISH)
     assert len(pair.encode_source(KOREAN[:1], "de")[0]) < len(pair.encode_target(KOREAN[:1])[0])  # of its own texts
-    message = "must not hold a `target_tokenizer` if one tokenizer is saved there.* remove it"
+    message = "must not hold a `target_tokenizer` if its tokenizer is for both sides.* remove it"
     assert_error(message, train().save_pretrained, tmp_path)
     train().source.save_pretrained(tmp_path)  # as transformers' Trainer does
     assert_error(message, TokenizerPair.from_pretrained, tmp_path)

@@ -342,14 +342,14 @@ def test_unknown_words_in_outputs_are_shown_and_counted_in_every_road(tmp_path, 
     )
     model = memorised_model(words, pairs)
     shown = [text.replace("zebra", "<unk>") for text in pairs.values()]
-    with pytest.warns(UserWarning, match="^2 outputs have the token of unknown words"):
+    with pytest.warns(UserWarning, match="^2 outputs have the unknown token"):
         assert texts_of(Translator(model, words).translate(list(pairs))) == [[text] for text in shown]
     translate = HeedTranslationPipeline(model, words.source, words.target)
-    with pytest.warns(UserWarning, match="^1 of this text's outputs have the token of unknown words"):
+    with pytest.warns(UserWarning, match="^1 of this text's outputs have the unknown token"):
         assert [result["translation_text"] for result in translate(list(pairs))] == shown
     (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs.items()))
     data = ("--data", tmp_path / "pairs.tsv", "--source", 1, "--target", 2, "--bootstrap", 0, "--confusions", 9)
-    with pytest.warns(UserWarning, match="^2 outputs have the token of unknown words"):
+    with pytest.warns(UserWarning, match="^2 outputs have the unknown token"):
         found = heedful_command("evaluate", saved_in(tmp_path / "model", model, words), *data, "--json")
     confusions = json.loads(found[1])["confusions"]
     assert [(each["reference"], each["prediction"], each["count"]) for each in confusions] == [("zebra", "<unk>", 2)]

@@ -406,7 +406,7 @@ def test_targets_that_share_a_source_are_as_with_a_copy_each(kernel, options):
     apart = model(encoder_outputs=(copies,), attention_mask=mask.repeat_interleave(3, 0), **given)
     torch.testing.assert_close(shared.logits, apart.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(shared.cross_attentions, apart.cross_attentions, rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="must be a multiple of that of the sources, 2, but is 3"):
+    with pytest.raises(ValueError, match="must be a multiple of the number of sources, 2, but is 3"):
         model(encoder_outputs=(source,), decoder_input_ids=tokens[:3])
 
 

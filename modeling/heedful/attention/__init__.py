@@ -1,1 +1,1 @@
-"""Attention made visible: maps of weights and scores, pictures, an interactive page, rollout, entropy, alignments."""
+"""Attention made visible: maps, pictures, an interactive page, rollout, entropy and alignments."""

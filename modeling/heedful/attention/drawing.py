@@ -29,7 +29,7 @@ SIDES = {
     "decoder": ("target so far (looked at)", "target (looks)"),
 }
 REGULAR = (400, "normal", "regular")  # font weights
-# For letters that matplotlib's DejaVu Sans lacks, in this order, before the system's other fonts.
+# For letters that DejaVu Sans lacks, in this order, before the system's other fonts.
 WIDE_FONTS = (
     "NanumGothic", "Noto Sans CJK KR", "Noto Sans KR", "Malgun Gothic", "Apple SD Gothic Neo", "AppleGothic",
     "UnDotum", "Noto Sans CJK JP", "Noto Sans CJK SC", "Source Han Sans", "Arial Unicode MS", "Noto Sans",
@@ -73,7 +73,6 @@ def draw_attention(attention: AttentionMap, path: str | Path, title: str | None 
     axes.set_yticks(range(rows), target, **style)
     for number, (axis, side) in enumerate(zip((axes.xaxis, axes.yaxis), SIDES[attention.kind], strict=True)):
         axis.set_label_text(side, color="dimgray", fontsize=9)
-        # White lines between the cells.
         axis.set_ticks([place - 0.5 for place in range(1, (columns, rows)[number])], minor=True)
     axes.tick_params(which="both", length=0)
     axes.grid(which="minor", color="white", linewidth=1)

@@ -49,7 +49,7 @@ class AttentionSteps:
 
     @property
     def output(self) -> np.ndarray:
-        """The weighted sums of the values (rows, d_v), the input of the output projection."""
+        """The weighted sums of the values (rows, d_v), before the output projection."""
         return np.asarray(self.attention.weights @ self.value)
 
 
@@ -228,7 +228,7 @@ def attention_map(
     head: int | None = None,
     kind: Kind = "cross",
 ) -> AttentionMap:
-    """Compute the attention of one layer, as `attention_maps` and `AttentionMaps.map` together."""
+    """Compute one layer's attention: `attention_maps` and `AttentionMaps.map` together."""
     return attention_maps(model, tokenizers, source, target, kinds=[kind], layer=layer).map(kind, head=head)
 
 

@@ -46,8 +46,7 @@ class Entropy(NamedTuple):
     """The entropy of heads' attention: float arrays (layers, heads)."""
 
     nats: np.ndarray  # −Σ a·ln a of each row, averaged over the rows
-    # Each row's entropy divided by ln n for its n visible positions, averaged over rows with n > 1: 0 is attention to
-    # one position, 1 to all equally.
+    # Row entropy / ln n for n visible positions, averaged over rows with n > 1: 0 sees one position, 1 all equally.
     share: np.ndarray
 
 

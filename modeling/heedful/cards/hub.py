@@ -60,10 +60,10 @@ def push(
     The repository's id is put into the card's code, in the folder too.
 
     Args:
-        folder: A local folder with a model, its code, tokenizers and card, as `heedful train` leaves it.
-        repository: Its id on the Hub, `name/model`; made if it does not exist.
+        folder: A folder with model, code, tokenizers and card, as after `heedful train`.
+        repository: Its Hub id, `name/model`; created if missing.
         private: Whether a new repository is private; None takes the owner's default.
-        revision: Branch, made if it does not exist; None is the main branch.
+        revision: Branch, created if missing; None is the main branch.
         message: Commit message.
         token: Hub token; by default from `hf auth login`, or the variable HF_TOKEN.
 

@@ -30,7 +30,7 @@ REQUIRED_VERSIONS = ("heedful", "transformers", "torch")
 METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF2", "chrf++": "chrF++", "ter": "TER", "exact_match": "Exact match"}
 METRIC_NAMES |= {name: name.replace("_", " ").capitalize() for name in ERROR_RATES}
 NO_CODE = {ord("`"): "'", ord("|"): "\\|"}  # these would end code, or its table cell
-OTHER_TASK = "text-generation"  # the Hub's class for other text to text
+OTHER_TASK = "text-generation"  # the Hub's class for other tasks
 HUB_DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+){0,2}")
 # The Hub's identifiers; any other license is "other" with its name.
 _LICENSE_WORDS = """
@@ -54,14 +54,14 @@ class CardFacts:
     target_language: str
     license: str  # SPDX or Hub identifier, such as "apache-2.0"
     datasets: Sequence[str]  # as in recipes: a Hub id, a file, "builtin:train:100000"
-    parameters: int  # shared ones counted once
+    parameters: int  # shared parameters count once
     architecture: str  # a sentence or paragraph
     vocabulary: str  # such as "8,000 byte-level BPE pieces for both languages"
     scores: Mapping[str, Mapping[str, Any]]  # from `score_translations`, per test set
     versions: Mapping[str, str]  # per package
     run: Mapping[str, Any] | None = None  # from `facts_of`
     base_model: str | None = None  # for fine-tuning: a Hub id or a folder
-    task: str | None = None  # except translation, such as "answering questions"
+    task: str | None = None  # if not translation, such as "answering questions"
 
     @property
     def is_translation(self) -> bool:
@@ -193,7 +193,7 @@ def card_metadata(facts: CardFacts) -> ModelCardData:
 
 
 def is_on_the_hub(dataset: str) -> bool:
-    """Return whether a dataset is on the Hub: not a local file or folder, or the built-in corpus."""
+    """Return whether a dataset is on the Hub, not local or built in."""
     is_file = Path(dataset).suffix in (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz")
     is_here = is_file or dataset.startswith("builtin:") or Path(dataset).exists()
     return bool(HUB_DATASET.fullmatch(dataset)) and not is_here

@@ -32,7 +32,7 @@ TOKENS = {
 
 
 def publish_run(result: RunResult) -> Iterator[str]:
-    """Write a run's card and the formats in `publish.also`, and yield lines about scores, cost and places."""
+    """Write a run's card and the formats in `publish.also`; yield lines about scores, cost and places."""
     card = write_run_card(result)
     for name, values in result.metrics.items():
         scores = ", ".join(f"{key} {value:.2f}" for key, value in values.items() if isinstance(value, float))
@@ -160,7 +160,7 @@ def _calibrated(result: RunResult, translator: Translator) -> Confidence | None:
 
 
 def _shown(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the recipe's keys that a card shows and that are not empty."""
+    """Return the recipe's non-empty keys that a card shows."""
     hidden = {key.name for key in keys_of(Recipe) if not key.on_card}
     kept = {}
     for name, value in tree.items():

@@ -1,4 +1,4 @@
-"""Faults that would ruin a training run, found before it starts by training's own steps."""
+"""Faults that would ruin a training run, found before it starts, by training's own steps."""
 
 import re
 from collections import Counter
@@ -37,7 +37,7 @@ from heedful.training.start_checks import check_installed, faults, tokenizer_key
 TIMED = 3  # updates
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
-# Keys whose check's name differs from the name of the step that refuses them.
+# Keys whose check and refusing step have different names.
 CHECKS = {"data.max_source_tokens": "lengths", "optimization.distillation": "distillation"}
 
 
@@ -249,7 +249,7 @@ def check_speed(settings: OptimizationRecipe, kernel: str | None, config: Any) -
         return
     reason = why_padded(config, kernel or "sdpa")
     if kernel == "eager":
-        message = "On a GPU `eager` attention makes an update a quarter slower than `sdpa`, and takes more memory."
+        message = "On a GPU `eager` attention takes a quarter more time per update than `sdpa`, and more memory."
         yield RecipeFinding("speed", "warning", message, "model.attn_implementation", "Leave it empty.")
     elif reason is not None and settings.mixed_precision == "bf16":
         message = f"Rows are padded to one length, because {reason}: a GPU computes padding too."

@@ -8,7 +8,7 @@ from typing import Any, Literal, ParamSpec, Self
 from heedful.files import first_line
 
 Settings = ParamSpec("Settings")
-# A model check's worst figure, the largest figure that passes, and a description of the comparison.
+# A model check's worst figure, the largest figure that passes, and a description.
 Measured = tuple[float, float, str]
 Level = Literal["error", "warning", "note"]
 EXAMPLES = 3  # per finding

@@ -17,7 +17,7 @@ from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_
 from heedful.files import shortened
 
 NO_RULES = CleaningRules(drop_overlap=False)
-# A ratio this many times the usual one is an outlier, unless the corpus has a wide spread.
+# Such a multiple of the usual ratio is an outlier, unless the spread is wide.
 OUTLIER_FACTOR = 3.0
 OUTLIER_SPREADS = 6.0
 SHORT_TEXT = 8  # characters added to both sides: short texts have unreliable ratios
@@ -91,7 +91,7 @@ def check_cleaning(train: Pairs, kept: Splits) -> Iterator[RecipeFinding]:
 
 PAIRS_THAT = "{count} of {total} {split} pairs ({share}) "
 KEEP_IDENTICAL = "{advice} Keep them if source and target may be equal, as in spelling."
-# Keyed by the cleaning rule that drops them; pairs with an empty side are always dropped.
+# Keys: cleaning rules that drop them; pairs with an empty side are always dropped.
 POINTLESS_PAIRS = {
     "": RowCheck("empty", PAIRS_THAT + "have a side that is empty or only spaces.", "{advice}", 0.001, 0.2),
     "drop_identical": RowCheck("identical", PAIRS_THAT + "have one text on both sides.", KEEP_IDENTICAL, 0.05, 0.95),

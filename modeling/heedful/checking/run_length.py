@@ -17,7 +17,7 @@ class RunEnd(NamedTuple):
     key: str
     updates: float
     error: Level = "error"  # level of findings that ruin the run
-    source: str = ""  # the number's, unless the recipe contains it
+    source: str = ""  # the number's, unless it is the recipe
 
     @property
     def last(self) -> int:
@@ -29,7 +29,7 @@ class RunEnd(NamedTuple):
 
 
 def run_end(settings: OptimizationRecipe, per_epoch: float | None, seconds: float | None) -> RunEnd | None:
-    """Return the limit that ends a run first; unknown numbers of updates per epoch, or seconds, are `None`."""
+    """Return the limit that ends a run first. Unknown updates per epoch, or seconds per update, are `None`."""
     ends = []
     if settings.max_updates is not None:
         ends.append(RunEnd("optimization.max_updates", settings.max_updates))

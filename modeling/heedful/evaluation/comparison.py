@@ -54,8 +54,8 @@ def compare_translations(
 
     Paired bootstrap (Koehn, 2004) and approximate randomization (Riezler and Maxwell, 2005) give p-values for each
     score difference. A system with several seeds has their mean score; resamples and trials take a sentence from all
-    seeds together. The tests estimate the effect of other sentences, the deviation that of other seeds. Unlike in
-    sacrebleu, a trial with an equal difference counts, and p is 1 without a difference.
+    seeds together. The tests are about other sentences, the deviation is about other seeds. Unlike in sacrebleu, a
+    trial with an equal difference counts, and p is 1 without a difference.
 
     Args:
         systems: By name, a list with each seed's list of translations.
@@ -64,10 +64,9 @@ def compare_translations(
         settings: Tokenizer, resamples, seed and others.
 
     Returns:
-        `count`, `settings`, signatures, and `systems`. Each system has `seeds`, and for each metric `score`, the
-        seeds' `scores` and `deviation`, the 95 % `interval`, and against the first system `difference`, `bootstrap_p`
-        and `randomization_p`. It also has `wins`, `losses` and `ties` by sentence chrF (the seeds' mean), and
-        `examples` with the largest differences, from the first seeds.
+        `count`, `settings`, signatures, and `systems`, each with `seeds` and for each metric `score`, `scores` and
+        `deviation` of the seeds, 95 % `interval`, and against the first system `difference`, `bootstrap_p` and
+        `randomization_p`. Also `wins`, `losses`, `ties` by mean sentence chrF, and `examples` that differ most.
 
     Raises:
         ValueError: If there are fewer than two systems, sentences are missing, or `ignore` matches all references.

@@ -11,8 +11,7 @@ from rapidfuzz.distance import Levenshtein
 
 from heedful.symbols_heed import CHARACTER
 
-# An edit's units. Tokens are separated by spaces. Characters are grapheme clusters (Unicode's UAX 29; under a tie bar
-# several are one) and spaces.
+# An edit's units: tokens between spaces; characters (grapheme clusters, or several under a tie bar, and spaces).
 UNITS = {"token_error_rate": str.split, "character_error_rate": regex.compile(CHARACTER).findall}
 ErrorRate = Literal["token_error_rate", "character_error_rate"]
 ERROR_RATES: tuple[str, ...] = get_args(ErrorRate)

@@ -51,8 +51,7 @@ def score_translations(
     """Score detokenized translations, or other generated texts.
 
     BLEU, chrF (chrF2), chrF++ and TER are sacrebleu's defaults, with signatures; TER ignores case. Exact match is the
-    percentage of predictions equal to a reference, apart from spaces around them. All texts are converted to NFC, and
-    line breaks to spaces.
+    percentage of predictions equal to a reference, without spaces around them. Texts are scored in NFC, on one line.
 
     Error rates count edits (substitutions, insertions, deletions) in percent of the references' length, in tokens
     between spaces (WER of words, PER of phonemes) or characters (grapheme clusters and inner spaces). Of several
@@ -61,8 +60,7 @@ def score_translations(
     Args:
         predictions: Detokenized translations.
         references: For each prediction a reference, or a list of references.
-        tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "intl", "zh", "ko-mecab" or "flores200"; by
-            default one that fits.
+        tokenize: sacrebleu's tokenizer for BLEU, such as "13a", "zh", "ko-mecab" or "flores200"; None: one that fits.
         lowercase: Ignore case.
         bootstrap: sacrebleu's resamples for 95 % intervals (1000 is usual), or 0 for none. The seed is 12345, or the
             environment variable `SACREBLEU_SEED`. Exact match has Wilson's interval.
@@ -74,8 +72,7 @@ def score_translations(
         intervals (`bleu_interval`) as (low, high).
 
     Raises:
-        ValueError: If sentences are missing or not texts, a setting is out of range, or `ignore` is invalid or matches
-            all references.
+        ValueError: If sentences are missing or not texts, a setting is wrong, or `ignore` matches all references.
         ImportError: If the tokenizer needs a package that is not installed.
     """
     predictions, alternatives = as_list(predictions, "predictions"), nested(references)
@@ -119,7 +116,7 @@ def fitting_tokenizer(given: str | None, references: Sequence[Sequence[str]], na
 def affordable_metrics(
     ter: bool | None, predictions: Sequence[str], references: Sequence[Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the metrics to compute, with or without TER; None includes TER if it takes at most two minutes."""
+    """Return the metrics to compute; if `ter` is None, TER is included if it takes at most two minutes."""
     without = tuple(name for name in METRICS if name != "ter")
     if ter is not None:
         return METRICS if ter else without

@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 6.0, 3.6  # inches
 
 
 def save_figure(panels: Sequence[Panel], path: Path) -> None:
-    """Draw panels, two in a row, into a reproducible SVG or PNG file; a common legend appears once."""
+    """Draw panels, two in a row, into a reproducible SVG or PNG; a common legend appears once."""
     import_extra("matplotlib", "plots")
     import matplotlib
     from matplotlib.figure import Figure

@@ -18,7 +18,7 @@ from .fast_paths_heed import is_eager, is_unmodified, only_tokens_are_returned, 
 from .messages_heed import listed, wrong
 from .versions_heed import CACHE, cache_of, either_cache_name, rename_cache
 
-# If neither the call nor the generation config sets a limit: transformers' own, 20, cuts ordinary sentences.
+# The limit if neither call nor generation config has one: transformers' own, 20, cuts ordinary sentences.
 DEFAULT_MAX_NEW_TOKENS = 256
 # Arguments that `generate()` does not pass to a `custom_generate`.
 KEPT_FROM_STRATEGIES = ("streamer", "assistant_model", "tokenizer", "assistant_tokenizer")

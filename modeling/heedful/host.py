@@ -21,7 +21,7 @@ TASKS = Path("/proc/self/task")
 
 @cache
 def share_cores() -> None:
-    """Let OpenMP's waiting threads sleep while other processes need the cores; a second call does nothing.
+    """Let OpenMP's waiting threads sleep while other processes need cores; a second call does nothing.
 
     A waiting thread of GNU's OpenMP keeps its core busy for milliseconds: if another process needs the core, training
     slows to a third. With more threads than cores it sleeps at once. So a background thread measures how long this

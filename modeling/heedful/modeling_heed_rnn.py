@@ -89,12 +89,12 @@ class HeedRNNPreTrainedModel(HeedBaseModel):
     }
     supports_gradient_checkpointing = False
     _no_split_modules = ["HeedRNNEncoderLayer"]
-    _is_stateful = True  # assisted decoding would have to go back by tokens
+    _is_stateful = True  # assisted decoding would go back by tokens
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
         """Raise a `ValueError` for every attention function but eager."""
         if attn_implementation != "eager":
-            must = "be eager for recurrent models, which have one attention function"
+            must = "be eager for a recurrent model, which has no other attention function"
             raise wrong("attn_implementation", must, repr(attn_implementation))
 
     @torch.no_grad()

@@ -191,7 +191,7 @@ def _save(figure: "Figure", path: Path) -> Path:
 
 
 def writable(*texts: Sequence[str]) -> tuple[list[list[str]], dict[str, Any]]:
-    """Return texts that this system's fonts can write, and matplotlib's arguments for them."""
+    """Return texts that fonts here can write, and matplotlib's arguments for them."""
     import_extra("matplotlib", "plots")
     families, missing = _fonts_for("".join(text for group in texts for text in group))
     codes = {number: f"⟨{number:X}⟩" for number in missing}

@@ -199,7 +199,7 @@ def dry_run(recipe: Recipe) -> DryRun:
 
 
 def plan_batches(corpus: Corpus, token_budget: int, world_size: int = 1) -> BatchPlan:
-    """Describe the first epoch's first updates and their micro-batches of `token_budget` padded tokens."""
+    """Describe the first epoch's first updates and micro-batches."""
     most: list[tuple[int, list[Row]]] = [(0, [])] * 3  # by each cost
     first, sums, micro_batches = list[Parts](), Counter[str](), 0
     updates, is_stream = corpus.training.updates(0), isinstance(corpus.training, StreamedRows)

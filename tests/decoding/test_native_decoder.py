@@ -134,14 +134,14 @@ UNREAD = [
 def test_what_it_cannot_do_is_refused_by_name(model):
     decoder = NativeDecoder(model)
     for arguments, name in UNREAD:
-        why = ", which reads no source tokens, but" if name.startswith("encoder") else ""
+        why = ", which has no source tokens, but" if name.startswith("encoder") else ""
         with pytest.raises(ValueError, match=f"`{name}` must .* with the native decoder{why}"):
             model.generate(**make_batch(7), custom_generate=decoder, **arguments)
     additive = make_model({"attention_scoring": "additive"})
     assert_error("`attention_scoring` must be scaled_dot or dot", NativeDecoder, additive)
     assert_error("`precision` must be one of float32, int8", NativeDecoder, model, "bfloat16")
     decoder = NativeDecoder(make_model({}, seed=1))
-    message = "must be the one that the NativeDecoder was made of"
+    message = "must be the one given to NativeDecoder"
     assert_error(message, model.generate, **make_batch(8), custom_generate=decoder)
     model = make_model({})
     model(**make_batch(1), labels=make_batch(1)["input_ids"], output_attentions=True)  # leaves transformers' own hooks
@@ -156,7 +156,7 @@ def test_sources_and_prompts_are_checked_as_the_model_does(model):
     assert_error(message, search, **batch, decoder_input_ids=torch.tensor([[1, 95]] * 7))
     message = r"`attention_mask` must have the shape of `input_ids`, \(2, 2\)"
     assert_error(message, decoder.encoded, torch.tensor([[5, 6], [7, 8]]), torch.ones(1, 2, dtype=torch.long))
-    encoded, message = model.model.encoder(**batch), "`attention_mask` must leave a token of each source"
+    encoded, message = model.model.encoder(**batch), "`attention_mask` must leave a token in each source"
     batch["attention_mask"][2] = 0
     assert_error(message, decoder.encoded, **batch)
     assert_error(message, search, encoder_outputs=encoded, attention_mask=batch["attention_mask"])

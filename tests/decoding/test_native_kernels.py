@@ -123,7 +123,7 @@ def test_without_kernels_it_decodes_too_and_int8_is_float32_with_one_warning(mon
     model = make_model({"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128})
     for beams in (1, 4):
         assert torch.equal(*both(model, make_batch(1), num_beams=beams))
-    with pytest.warns(UserWarning, match="`precision` is float32 in place of int8, .* could not be compiled"):
+    with pytest.warns(UserWarning, match="`precision` is float32 instead of int8, .* could not be compiled"):
         prepared = prepare_for_inference(model, "int8")
     tokens = model.generate(**make_batch(1))
     assert prepared.precision == "float32"
@@ -140,10 +140,10 @@ def test_a_model_like_the_papers_is_compiled_and_one_that_kernels_compute_in_par
         (name, value), model = *options.items(), make_model(options)
         assert type(NativeDecoder(model).network) is NativeNetwork
         reason = f"`{name}` of {value}" if has_bytes else "VNNI"
-        with pytest.warns(UserWarning, match=f"in place of int8, which only Heedful's own kernels .*{reason}"):
+        with pytest.warns(UserWarning, match=f"instead of int8, which only Heedful's kernels .*{reason}"):
             assert torch.equal(*both(model, make_batch(1), "int8"))
     monkeypatch.setattr(kernels, "has_bytes", lambda: False)
-    with pytest.warns(UserWarning, match="in place of int8, .*: the processor lacks AVX-512 VNNI"):
+    with pytest.warns(UserWarning, match="instead of int8, .*: the processor lacks AVX-512 VNNI"):
         assert NativeDecoder(make_model({}), "int8").precision == "float32"
 
 
@@ -246,7 +246,7 @@ def test_a_file_that_is_cut_changed_another_users_or_cannot_be_loaded_is_compile
     if IS_ROOT:
         os.chown(cache, 12345, 12345)
         with pytest.warns(
-            UserWarning, match=r"and slower: .*heedful must belong to the user who runs this, but is an"
+            UserWarning, match=r"so more slowly: .*heedful must belong to the current user, but does"
         ):
             assert load() is None
 
@@ -257,7 +257,7 @@ def test_a_link_in_the_place_of_the_cache_is_not_followed_and_one_that_comes_lat
     site.mkdir(mode=0o755)
     cache.parent.mkdir()
     cache.symlink_to(site)
-    with pytest.warns(UserWarning, match="and slower: .*heedful must be a folder, but is a link"):
+    with pytest.warns(UserWarning, match="more slowly: .*heedful must be a folder, but is a link"):
         assert load() is None
     assert (stat.S_IMODE(site.stat().st_mode), [*site.iterdir()]) == (0o755, [])
     cache.unlink()
@@ -285,6 +285,6 @@ def test_a_missing_or_broken_compiler_is_warned_of_and_another_processor_is_not(
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     for found, said in ((None, r"no C\+\+ compiler \(c\+\+, g\+\+"), (str(broken), "this is not C")):
         monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
-        with pytest.warns(UserWarning, match=f"without kernels of its own, and slower: {said}"):
+        with pytest.warns(UserWarning, match=f"without its kernels, so more slowly: {said}"):
             assert load() is None
         assert not cache.exists() or list(cache.iterdir()) == []

@@ -201,7 +201,7 @@ def test_what_comes_in_between_is_warned_of_once_and_takes_part(model, steps):
     before, forward = model.generate(**batch), layer.forward
     steps.clear()
     handle = layer.register_forward_hook(lambda *_: seen.append(1))
-    with pytest.warns(UserWarning, match="as if the model was not prepared.*forward hooks"):
+    with pytest.warns(UserWarning, match="without the packed weights.*forward hooks"):
         model.generate(**batch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -334,7 +334,7 @@ def test_what_changes_nothing_is_nothing_asked_and_a_setting_that_is_not_known_i
     config = GenerationConfig.from_dict({"a_new_mode": 3, "num_beams": 2, "top_k": 50, "temperature": 0.5})
     assert asked_of(config) == {"a_new_mode": 3, "num_beams": 2}
     for form in SETTINGS:
-        assert_error(r"settings that .* does not support: `a_new_mode` must not be set, but is 3", check_settings, config, form)
+        assert_error(r"settings that .* does not support: `a_new_mode` must not be set", check_settings, config, form)
 
 
 def test_a_form_that_ends_beams_otherwise_says_so(memorised):

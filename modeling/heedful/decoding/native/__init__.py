@@ -1,1 +1,1 @@
-"""Greedy and beam search in plain PyTorch on the CPU, faster than `generate()`'s own loop."""
+"""Greedy and beam search in plain PyTorch on the CPU, faster than the loop of `generate()`."""

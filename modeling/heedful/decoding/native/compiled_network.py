@@ -1,6 +1,6 @@
-"""The paper's decoder, each step one call of `kernels.cpp`.
+"""The paper's decoder with one call of `kernels.cpp` per step.
 
-Letters in shape comments: N open sentences, K hypotheses of each, R = N·K rows, S source length, D = d_model, V target
+Letters in shape comments: N open sentences, K hypotheses each, R = N·K rows, S source length, D = d_model, V target
 tokens.
 """
 
@@ -16,12 +16,12 @@ from heedful.modeling_heed import HeedForConditionalGeneration
 
 
 class CompiledNetwork(NativeNetwork):
-    """A network for a model without `kernels_obstacle`; each step of its decoder is one call."""
+    """A network for a model without `kernels_obstacle`, with one call per decoder step."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         super().__init__(model, precision)
         self._library, self.new_state = cast("ctypes.CDLL", library()), CompiledState
-        self._norms: list[torch.Tensor] = []  # kept in memory for the kernels
+        self._norms: list[torch.Tensor] = []  # keeps it in memory for the kernels
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
         config, output = self.config, cast("CompiledProduct", self.output).linear
@@ -44,7 +44,7 @@ class CompiledNetwork(NativeNetwork):
         return Norm(*(place_of(each, self.config.d_model) for each in (weight, bias)), norm.eps)
 
     def encode(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Encode as `NativeNetwork.encode`, one length at a time: masked sums would depend on the batch."""
+        """Encode like `NativeNetwork.encode`, one length at a time, because masked sums depend on the batch."""
         if attention_mask is None or len(attention_mask.unique()) == 1:
             return super().encode(input_ids, None)
         lengths, order = attention_mask.bool().sum(1).sort()
@@ -54,7 +54,7 @@ class CompiledNetwork(NativeNetwork):
         return states[order.argsort()]
 
     def step(self, tokens: torch.Tensor, state: DecodingState) -> torch.Tensor:
-        """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones, until the next step."""
+        """Decode the `(R)` newest tokens; return the next tokens' `(R, V)` logits, valid until the next step."""
         assert isinstance(state, CompiledState)
         state.make_room()
         position = self.embed_target.encoding(state.length)
@@ -76,7 +76,7 @@ class CompiledNetwork(NativeNetwork):
     def continuations(
         self, logits: torch.Tensor, scores: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the best continuations of each sentence's hypotheses, as `best_tokens` of log-probabilities."""
+        """Return each sentence's best continuations, like `best_tokens` for log-probabilities."""
         (sentences, beams), vocabulary = scores.shape, logits.shape[1]
         count, logits, scores = min(count, beams * vocabulary), logits.float().contiguous(), scores.contiguous()
         best = torch.empty(sentences, count)
@@ -89,14 +89,14 @@ class CompiledNetwork(NativeNetwork):
 
 
 class CompiledState(DecodingState):
-    """The cache, with keys and values of all source tokens but padding."""
+    """The cache, with keys and values for all source tokens except padding."""
 
     def __init__(
         self, network: CompiledNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int
     ):
         mask = torch.ones(source.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         counts = mask.sum(1, dtype=torch.int32)
-        # (R): the beginning and the number of a row's source tokens
+        # (R): first and number of a row's source tokens
         of_sentences = (counts.cumsum(0) - counts).int(), counts
         self.starts, self.counts = (each.repeat_interleave(beams) for each in of_sentences)
         count = len(network.layers)
@@ -107,7 +107,7 @@ class CompiledState(DecodingState):
         self.logits = torch.empty(self.rows, network.stack.output.out_features)
 
     def make_room(self) -> None:
-        """Double the cache if it is full, and give the kernels its place."""
+        """Double a full cache, and give the kernels its address."""
         before = self.target
         super().make_room()
         if self.target is not before:
@@ -115,7 +115,7 @@ class CompiledState(DecodingState):
                 layer.target, layer.source = target.data_ptr(), source.data_ptr()
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop sentences as `DecodingState.keep`."""
+        """Drop sentences like `DecodingState.keep`."""
         super().keep(sentences)
         rows = self.rows_of(sentences)
         self.starts, self.counts = self.starts[rows], self.counts[rows]

@@ -1,4 +1,4 @@
-"""Conditions for packed weights: models and calls that allow them, and changes that end them."""
+"""Conditions for packed weights: supported models and calls, and changes that end their use."""
 
 import re
 from collections.abc import Iterable
@@ -22,17 +22,17 @@ from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE
 
 NAME = "the native decoder"
-COMPARED = 4  # numbers of each weight, the only trace of a fused optimizer; and tokens with compared logits
-# The largest relative difference of these logits, by the type of the weights.
+COMPARED = 4  # numbers per weight, the only trace of a fused optimizer; tokens whose logits are compared
+# The largest relative difference between these logits, by weight type.
 LIMITS = {"int8": 0.3, "bfloat16": 0.1, "float16": 0.02, "float32": 1e-4, "float64": 1e-4}
-# Settings of other ways of decoding; the last two read source tokens, but only their encoding is left.
+# Settings for other decoding methods. The last two need source tokens, but only their encoding is left.
 UNREAD = (
     *OTHER_MODES, *HUB_MODES, *SEARCH_SETTINGS, "force_words_ids", "do_sample", "max_time", "stop_strings",
     "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
 )  # fmt: skip
 RECORDS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 UNREAD_ARGUMENTS = ("streamer", "synced_gpus", "decoder_attention_mask", "decoder_inputs_embeds")
-# All weights that engines know: for a new one, or a new field of the config, decide what each engine does.
+# All weights that engines support. For a new weight or config field, decide what each engine does.
 WEIGHTS = re.compile(
     r"lm_head\.(weight|bias)|model\.(en|de)coder\.((embed_tokens|embed_positions|embedding_norm|norm)\.(weight|bias)|"
     r"relative_positions\..+|layers\.\d+\.((self|cross)_attn\.([qkv]|out)_proj|feed_forward\.(fc1|fc_gate|fc2)|"
@@ -40,7 +40,7 @@ WEIGHTS = re.compile(
     r"layers\.\d+\.(self|cross)_attn\.(additive_score|relative_(keys|values))\..+)"
 )
 NORMS: dict[str, type[nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}
-# The models of `kernels.cpp`, like the paper's, with heads of equal widths.
+# The models that `kernels.cpp` supports: like the paper's, with equally wide heads.
 COMPILED: dict[str, tuple[object, ...]] = {
     "activation_function": ("relu",),
     "norm_type": ("layernorm",),
@@ -67,7 +67,7 @@ def model_obstacle(model: Seq2SeqModel) -> str | None:
 
 
 def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
-    """Return why an engine with copied weights would not compute what a model does, or `None`."""
+    """Return why an engine with copied weights would give other results than a model, or `None`."""
     if not isinstance(model, HeedForConditionalGeneration):
         found = type(model).__name__
         if type(model).__module__.startswith("transformers_modules."):
@@ -78,7 +78,7 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
     if (name := foreign_code(model.modules())) is not None:
         return f"The model's classes and methods must be Heed's for {engine}, but {name} is not."
     if unread := sorted(type(model.config).__dataclass_fields__.keys() - HeedConfig.__dataclass_fields__.keys()):
-        return f"The fields of the config must be those that {engine} reads, but `{unread[0]}` is unknown to it."
+        return f"The config's fields must be supported by {engine}, but `{unread[0]}` is not."
     for name, module in model.named_modules():
         # Adapters and quantizers replace plain modules or tensors.
         kind = type(module)
@@ -89,19 +89,19 @@ def obstacle_to_copies(model: Seq2SeqModel, engine: str) -> str | None:
             return f"The model's modules must be Heed's for {engine}, but {name} is a {kind} instead."
         if foreign_hooks(module) or method_of_one(module):
             name = name or "the model itself"
-            return f"The model must have no forward hooks and no methods of its own for {engine}, but {name} has one."
+            return f"The model must have no forward hooks and no replaced methods for {engine}, but {name} has one."
     for name, parameter in model.named_parameters():
         is_plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor
         if not is_plain or parameter.is_meta or not parameter.is_floating_point():
             found = f"{name} is a {type(parameter.data).__name__} of {parameter.dtype} on {parameter.device} instead."
             return f"The model's weights must be floating-point numbers in memory for {engine}, but {found}"
     if unread := [name for name in model.state_dict() if not WEIGHTS.fullmatch(name)]:
-        return f"The model's weights must be those that {engine} reads, but {unread[0]} is unknown to it."
+        return f"The model's weights must be supported by {engine}, but {unread[0]} is not."
     return None
 
 
 def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
-    """Return why `kernels.cpp` cannot compute a model here, or `None`."""
+    """Return why `kernels.cpp` cannot run a model here, or `None`."""
     if kernels.library() is None:
         return "they could not be compiled here"
     if precision == "int8" and not kernels.has_bytes():
@@ -109,20 +109,20 @@ def kernels_obstacle(config: HeedConfig, precision: str) -> str | None:
     head = config.d_model / config.decoder_attention_heads
     for name, known in {**COMPILED, "d_k": (None, head), "d_v": (None, head)}.items():
         if getattr(config, name) not in known:
-            return f"they know no `{name}` of {getattr(config, name)}"
+            return f"they do not support `{name}` {getattr(config, name)}"
     return None
 
 
 def settings_obstacle(
     config: GenerationConfig, stopping_criteria: Iterable[StoppingCriteria] = (), **model_kwargs: Any
 ) -> str | None:
-    """Return why the native decoder cannot follow a call of `generate()`, or its config alone, or `None`."""
+    """Return why the native decoder cannot run a call of `generate()`, or only its config; else `None`."""
     for name, value in asked_of(config, UNREAD).items():
-        why = ", which reads no source tokens" * name.startswith("encoder_")
+        why = ", which has no source tokens" * name.startswith("encoder_")
         return f"`{name}` must not be set with {NAME}{why}, but is {value!r} instead."
     for name in RECORDS:
         if config.return_dict_in_generate and getattr(config, name, None):
-            return f"`{name}` must be False with {NAME}, which keeps none, but is True instead."
+            return f"`{name}` must be False with {NAME}, which keeps no such records, but is True instead."
     for each in stopping_criteria:
         if type(each) not in (MaxLengthCriteria, EosTokenCriteria):  # the native search applies these
             kind = type(each).__name__
@@ -132,20 +132,20 @@ def settings_obstacle(
             return f"`{name}` must be None with {NAME}, but is given instead."
     processors = model_kwargs.get("logits_processor") or ()
     if any(isinstance(each, FiniteLogits) and each.fills_cache for each in processors):
-        return f"`{CACHE}` must be None with {NAME}, which fills none, but is given instead."
+        return f"`{CACHE}` must be None with {NAME}, which fills no cache, but is given instead."
     return padding_obstacle(model_kwargs.get("attention_mask"))
 
 
 def padding_obstacle(attention_mask: torch.Tensor | None) -> str | None:
-    """Return what is wrong with a `(batch, source_length)` mask that hides a source, or `None`."""
+    """Return an error for a `(batch, source_length)` mask that hides a whole source, or `None`."""
     if attention_mask is None or bool(attention_mask.any(dim=1).all()):
         return None
-    return "`attention_mask` must leave a token of each source, but one is padding alone instead."
+    return "`attention_mask` must leave a token in each source, but one is all padding instead."
 
 
 @torch.no_grad()
 def difference(model: HeedForConditionalGeneration, network: NativeNetwork, precision: str) -> str | None:
-    """Return how far packed weights' logits for a few tokens are from the model's, beyond rounding, or `None`."""
+    """Return an error if the packed weights' logits for a few tokens differ beyond rounding, or `None`."""
     config = model.config
     tokens = torch.arange(min(COMPARED, position_limit(config) or COMPARED))[None]
     prompt = tokens % config.target_vocab_size
@@ -155,31 +155,31 @@ def difference(model: HeedForConditionalGeneration, network: NativeNetwork, prec
         state = network.start(network.encode(tokens % config.vocab_size, None), None, prompt, 1)
         distance = (network.step(prompt[:, -1], state) - expected).norm() / expected.norm().clamp(min=1e-6)
     limit = LIMITS["int8" if precision == "int8" else str(model.dtype).removeprefix("torch.")]
-    if not distance > limit:  # NaN passes: the search finds it
+    if not distance > limit:  # NaN passes, because the search finds it
         return None
-    must = f"The model's logits must be computed by {NAME} as by its own code"
+    must = f"The model's logits must be the same with {NAME} as with its own code"
     return f"{must}, but differ by {distance:.1%}: its classes, or functions that they call, were changed."
 
 
 class Fingerprint:
-    """A model's weights and hooks at the time of a copy."""
+    """A model's weights and hooks when it was copied."""
 
     def __init__(self, model: nn.Module):
         self._model, self._traces = model, _traces(model)
-        # Views of the weights: writing to `.data`, or a fused optimizer, changes no version.
+        # Views of the weights, because writing to `.data` or a fused optimizer changes no version.
         flat = [parameter.detach().flatten() for parameter in model.parameters()]
         self._samples = [numbers[:: max(1, len(numbers) // COMPARED)] for numbers in flat]
         self._values = _bits(self._samples)
 
     @property
     def has_changed(self) -> bool:
-        """Whether the model has other weights, other numbers in them, or other foreign hooks."""
-        # First the places: if they changed, the samples are of former weights.
+        """Whether the model's weights, their numbers, or foreign hooks have changed."""
+        # First the addresses: if they changed, the samples are from former weights.
         return _traces(self._model) != self._traces or not torch.equal(_bits(self._samples), self._values)
 
 
 def _traces(model: nn.Module) -> list[tuple[int, int]]:
-    """Return numbers that change with each replaced or written weight, and with foreign code between modules."""
+    """Return numbers that change if a weight is replaced or written, or foreign code is added."""
     modules = list(model.modules())
     kinds = {type(module): None for module in modules}
     found = [(0, int(runs_known_functions(model))), *((id(kind), id(kind.forward)) for kind in kinds)]
@@ -194,4 +194,4 @@ def _bits(samples: list[torch.Tensor]) -> torch.Tensor:
     places = {(sample.dtype, sample.device) for sample in samples}
     if len(places) > 1:
         samples = [sample.float().cpu() for sample in samples]
-    return torch.cat(samples).float().view(torch.int32)  # NaN equals itself so
+    return torch.cat(samples).float().view(torch.int32)  # so NaN equals itself

@@ -1,4 +1,4 @@
-"""Greedy and beam search over packed weights, instead of a model's modules."""
+"""Greedy and beam search with packed weights instead of a model's modules."""
 
 import warnings
 from typing import Any, get_args
@@ -24,7 +24,7 @@ from heedful.protocols import Seq2SeqModel
 
 
 class NativeDecoder:
-    """Greedy and beam search over packed copies of weights; for arguments and errors see `prepare_for_inference`."""
+    """Greedy and beam search with packed weights; for arguments and errors see `prepare_for_inference`."""
 
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         if precision not in get_args(Precision):
@@ -33,7 +33,7 @@ class NativeDecoder:
         keep_freed_memory()
         share_cores()
         if precision == "int8" and (missing := conditions.kernels_obstacle(model.config, precision)) is not None:
-            message = f"`precision` is float32 in place of int8, which only Heedful's own kernels compute: {missing}."
+            message = f"`precision` is float32 instead of int8, which only Heedful's kernels support: {missing}."
             warnings.warn(message, stacklevel=3)
             precision = "float32"
         self.model, self.precision = model, precision
@@ -48,7 +48,7 @@ class NativeDecoder:
         """Return arguments of `generate()` with the encoded source."""
         states = self.encode(input_ids, attention_mask)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        # Making transformers' cache, which the search does not use, takes a tenth of one short sentence.
+        # The unused cache of transformers would take a tenth of the time for a short sentence.
         output = BaseModelOutput(last_hidden_state=states)
         return {"encoder_outputs": output, "attention_mask": mask, "use_cache": False}
 
@@ -61,14 +61,14 @@ class NativeDecoder:
         _raise(conditions.padding_obstacle(attention_mask))
         with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             states = self.network.encode(input_ids, attention_mask)
-        return states.clone()  # usable outside of inference mode
+        return states.clone()  # usable outside inference mode
 
     def __call__(
         self, model: Seq2SeqModel, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
     ) -> torch.Tensor | ModelOutput:
-        """Decode as a strategy of `generate()`; a `ValueError` names what only `generate()` can do."""
+        """Decode as a strategy of `generate()`; a `ValueError` names unsupported settings."""
         if model is not self.model:
-            _raise("The model must be the one that the NativeDecoder was made of, but is another one instead.")
+            _raise("The model must be the one given to NativeDecoder, but is another one instead.")
         if self.fingerprint.has_changed:
             _raise("The model must be as it was packed, but its weights or modules have changed since.")
         _raise(conditions.settings_obstacle(generation_config, **given))
@@ -80,7 +80,7 @@ class NativeDecoder:
     def search(
         self, input_ids: torch.Tensor, config: GenerationConfig, logits_processor: LogitsProcessorList, **given: Any
     ) -> Result:
-        """Return tokens from `(batch · beams, length)` prompts, and scores, in greedy search only if asked for."""
+        """Return tokens from `(batch · beams, length)` prompts, and scores (in greedy search only on request)."""
         self.model.model.decoder.check_token_ids(input_ids)
         settings = SearchSettings(config, logits_processor, input_ids.shape[1])
         if not 0 <= settings.fill < (limit := self.model.config.target_vocab_size):

@@ -1,4 +1,4 @@
-"""The uses of the native decoder: `prepare_for_inference` for `generate()`, and a `Translator`'s engine."""
+"""Uses of the native decoder: `prepare_for_inference` for `generate()`, and a `Translator` engine."""
 
 import warnings
 from contextlib import AbstractContextManager
@@ -19,16 +19,16 @@ from heedful.generation_heed import FiniteLogits
 from heedful.modeling_heed import HeedEncoder, HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel
 
-ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")  # of `HeedEncoder.forward`, in order
+ENCODER_ARGUMENTS = ("input_ids", "attention_mask", "inputs_embeds")  # arguments of `HeedEncoder.forward`, in order
 
 
 def may_replace(model: Seq2SeqModel, config: GenerationConfig) -> bool:
-    """Return whether the native decoder gives the tokens of `generate()` with a generation config."""
+    """Return whether the native decoder gives the same tokens as `generate()` with a generation config."""
     return model.dtype == torch.float32 and settings_obstacle(config) is None and model_obstacle(model) is None
 
 
 class NativeEngine(GenerateEngine):
-    """`generate()` by the native decoder; a `ValueError` if it cannot run the model."""
+    """The native decoder as an engine; a `ValueError` if it cannot run the model."""
 
     def __init__(self, model: Seq2SeqModel, precision: Precision = "float32"):
         super().__init__(model)
@@ -40,12 +40,12 @@ class NativeEngine(GenerateEngine):
         return not self.decoder.fingerprint.has_changed
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise a `ValueError` for a setting that the native decoder cannot follow."""
+        """Raise a `ValueError` for a setting that the native decoder does not support."""
         if (reason := settings_obstacle(config)) is not None:
             raise ValueError(reason)
 
     def generate(self, inputs: Inputs, settings: GenerationConfig, processor: Processor) -> Result:
-        """Return the `(rows, length)` tokens of a batch, and their scores unless logits processors changed them."""
+        """Return a batch's `(rows, length)` tokens, and their scores unless logits processors changed them."""
         settings.return_dict_in_generate = True
         search = {"generation_config": settings, "logits_processor": processor, "custom_generate": self._decode}
         sequences, scores = self.model.generate(**self.decoder.encoded(**inputs), **search)
@@ -58,21 +58,20 @@ class NativeEngine(GenerateEngine):
 
 
 def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precision = "float32") -> "PreparedModel":
-    """Let `generate()` of a model on the CPU run over packed weights, with the same tokens in float32.
+    """Speed up a model's `generate()` on the CPU by packed weights, with the same tokens in float32.
 
-    The native decoder then does greedy and beam search, and the encoder of `get_encoder()` without gradients;
-    everything else (sampling, streaming, recorded scores, …) runs as before. Changed weights are packed again, except
-    if code changes a few numbers through `.data` or numpy. The packed copies are not saved, copied or pickled with the
-    model; `undo` of the returned object frees them, or the end of `with prepare_for_inference(model): …`.
+    The native decoder then runs greedy and beam search, and the encoder of `get_encoder()` without gradients.
+    Everything else (sampling, streaming, recorded scores, …) runs as before. Changed weights are packed again, unless
+    code changes only a few numbers through `.data` or numpy. The packed copies are not saved, copied or pickled with
+    the model. `undo` of the returned object frees them, and so does the end of `with prepare_for_inference(model): …`.
 
     Args:
         model: A Heed model on the CPU, in evaluation mode.
         precision: `float32`, or `int8`, the smallest and fastest: weights and, row by row, inputs in 8 bits. If
-            `kernels.cpp` cannot compute the model in int8, a warning says why, and it is float32.
+            `kernels.cpp` cannot run the model in int8, a warning gives the reason, and float32 is used.
 
     Raises:
-        ValueError: If the model is in training mode, already prepared or unknown to the decoder, or so is the
-            precision.
+        ValueError: If the model is in training mode, already prepared or unsupported, or the precision is unknown.
     """
     decoder = NativeDecoder(model, precision)
     if model.training:
@@ -83,7 +82,7 @@ def prepare_for_inference(model: HeedForConditionalGeneration, precision: Precis
 
 
 class PreparedModel(AbstractContextManager["PreparedModel", None]):
-    """A model with packed weights, by `prepare_for_inference`; `kernel` names the library that multiplies."""
+    """A model with packed weights from `prepare_for_inference`; `kernel` names the library for products."""
 
     def __init__(self, decoder: NativeDecoder):
         self.model, self.precision, self.kernel = decoder.model, decoder.precision, decoder.kernel
@@ -92,21 +91,21 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         self.model.prepared = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of the model is not prepared.
+        # Copies of the model are not prepared.
         return type(None), ()
 
     def __exit__(self, *_: object) -> None:
         self.undo()
 
     def undo(self) -> None:
-        """Let `generate()` use the model's own modules again. A second call does nothing."""
+        """Make `generate()` use the model's modules again. A second call does nothing."""
         if self.model.prepared is self:
             self.model.prepared = None
 
     def encode(
         self, input_ids: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **options: Any
     ) -> BaseModelOutput | None:
-        """Encode as `HeedEncoder.forward`, or return `None` if its modules must."""
+        """Encode like `HeedEncoder.forward`, or return `None` if only its modules can."""
         is_plain = options.pop("return_dict", None) is not False
         is_plain = is_plain and all(value is None or value is False for value in options.values())
         if not is_plain or input_ids is None or input_ids.numel() == 0 or not self._may_compute():
@@ -114,20 +113,20 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         is_other = attention_mask is not None and (attention_mask.dim() != 2 or padding_obstacle(attention_mask))
         if is_other or (decoder := self._current_decoder()) is None:
             return None
-        # In the dtype of the decoder's modules, which may read it.
+        # In the dtype of the decoder's modules, which may use it.
         states = decoder.encode(input_ids, attention_mask).to(self.model.model.encoder.embed_tokens.weight.dtype)
         return BaseModelOutput(last_hidden_state=states)
 
     def decode(
         self, input_ids: torch.Tensor, generation_config: GenerationConfig, **given: Any
     ) -> torch.Tensor | None:
-        """Return the tokens as a strategy does, or `None` if the loops of `generate()` itself must find them."""
+        """Return a strategy's tokens, or `None` if only `generate()` itself can find them."""
         is_ours = (
             self._may_compute()
             and not generation_config.return_dict_in_generate
             and generation_config.cache_implementation is None
             and settings_obstacle(generation_config, **given) is None
-            and runs_known_code(self.model)  # peft's prefix tuning sets its own method
+            and runs_known_code(self.model)  # peft's prefix tuning sets another method
         )
         if not is_ours or (decoder := self._current_decoder()) is None:
             return None
@@ -141,7 +140,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
         if self._decoder.fingerprint.has_changed:
             if (reason := model_obstacle(self.model)) is not None:
                 if not self._is_blocked:
-                    warnings.warn(f"`generate()` runs as if the model was not prepared. {reason}", stacklevel=2)
+                    warnings.warn(f"`generate()` runs without the packed weights. {reason}", stacklevel=2)
                 self._is_blocked = True
                 return None
             self._decoder = NativeDecoder(self.model, self.precision)
@@ -150,7 +149,7 @@ class PreparedModel(AbstractContextManager["PreparedModel", None]):
 
 
 class PreparedEncoder:
-    """The encoder of a prepared model for `generate()`, with the encoder's own attributes."""
+    """A prepared model's encoder for `generate()`, with the original encoder's attributes."""
 
     def __init__(self, prepared: PreparedModel):
         self._prepared, self._encoder = prepared, cast("HeedEncoder", prepared.model.model.encoder)
@@ -162,7 +161,7 @@ class PreparedEncoder:
         return itemgetter(0), ((self._encoder,),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Encode by the packed weights, or else by the modules."""
+        """Encode with packed weights if possible, else with the modules."""
         given = dict(zip(ENCODER_ARGUMENTS, args, strict=False)) | kwargs
         config = self._encoder.config
         is_other = config.output_hidden_states or config.output_attentions or not config.return_dict

@@ -1,4 +1,4 @@
-"""Matrix products: with packed weights by `kernels.cpp`, compiled for this processor, else by a library of torch."""
+"""Matrix products with packed weights by `kernels.cpp`, compiled for this processor, or else by torch."""
 
 import ctypes
 import functools
@@ -28,7 +28,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]  # from `(rows, in_features)` t
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 COMPILERS = ("c++", "g++", "clang++")
-# Sums may be added up in any order, in many registers.
+# Sums may be added in any order, in many registers.
 FLAGS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fopenmp-simd"]
 FLAGS += ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]
 REGISTERS = {
@@ -36,11 +36,11 @@ REGISTERS = {
     "AVX2": ["-mavx2", "-mfma"],
 }
 INT8_LIMIT = 127
-BYTES_AT_ONCE = 4  # inputs of one instruction
+BYTES_AT_ONCE = 4  # inputs per instruction
 
 
 class Linear(ctypes.Structure):
-    """The structure of this name in `kernels.cpp`; so are the others."""
+    """The structure with this name in `kernels.cpp`, like the following ones."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias", "scale", "offset")),
@@ -55,7 +55,7 @@ class Norm(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A layer with the cache of one search."""
+    """A layer with one search's cache."""
 
     _fields_ = [
         *((n, Linear) for n in ("query_key_value", "self_output", "query", "cross_output", "inner", "outer")),
@@ -65,7 +65,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """The rest of a decoder."""
+    """The decoder's other parts."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("layers", "width", "heads", "inner", "is_post_norm")),
@@ -77,7 +77,7 @@ class Model(ctypes.Structure):
 
 
 def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-    """Return the address of a tensor's numbers; a `ValueError` if `kernels.cpp` cannot take them."""
+    """Return the address of a tensor's numbers; a `ValueError` if `kernels.cpp` cannot use them."""
     is_dense = numbers.is_contiguous() and numbers.device.type == "cpu"
     if numbers.shape != shape or numbers.dtype != dtype or not is_dense:
         found = f"{tuple(numbers.shape)} of {numbers.dtype} on {numbers.device}" + " with gaps" * (not is_dense)
@@ -88,7 +88,7 @@ def place_of(numbers: torch.Tensor, *shape: int, dtype: torch.dtype = torch.floa
 class CompiledProduct:
     """The product x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), from `(rows, in_features)` to `(rows, out_features)` in float32.
 
-    `is_int8` computes in 8 bits, with a scale for each output feature and row. Rows never depend on each other.
+    `is_int8` computes in 8 bits, with a scale per output feature and row. Rows never depend on each other.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, is_int8: bool, is_relu: bool):
@@ -120,7 +120,7 @@ class CompiledProduct:
 def packed_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision = "float32", relu: bool = False
 ) -> Product:
-    """Return x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), of an `(out_features, in_features)` matrix; `int8` needs VNNI."""
+    """Return x ↦ x Wᵀ + b, or max(0, x Wᵀ + b), for an `(out_features, in_features)` matrix; `int8` needs VNNI."""
     weight, bias = weight.detach().float(), None if bias is None else bias.detach().float()
     if library() is not None:
         return CompiledProduct(weight, bias, precision == "int8", relu)
@@ -133,13 +133,13 @@ def packed_linear(
 
 
 def has_bytes() -> bool:
-    """Return whether this processor multiplies bytes by the kernels."""
+    """Return whether the kernels can multiply bytes on this processor."""
     return processor_heed.has("avx512_vnni")
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, or `None`, with one warning if compiling or loading fails."""
+    """Return the compiled kernels, or `None` with a warning if compiling or loading fails."""
     if processor_heed.registers() not in REGISTERS:
         return None
     flags = FLAGS + REGISTERS[processor_heed.registers()] + ["-mavx512vnni"] * has_bytes()
@@ -147,7 +147,7 @@ def library() -> ctypes.CDLL | None:
         loaded = _loaded(flags)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
-        warnings.warn(f"The native decoder runs without kernels of its own, and slower: {reason}", stacklevel=2)
+        warnings.warn(f"The native decoder runs without its kernels, so more slowly: {reason}", stacklevel=2)
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
     loaded.linear.argtypes = [*[pointer] * 2, number, pointer, *[number] * 2]
@@ -168,21 +168,21 @@ def _loaded(flags: list[str]) -> ctypes.CDLL:
         return _library_at(folder / name, flags)
     if folder.is_symlink():
         raise PermissionError(f"{folder} must be a folder, but is a link")
-    # Opened once, and no link: in a shared cache another user could exchange it between two checks.
+    # Opened once, and no link: in a shared cache another user could replace it between two checks.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.getuid():
-            raise PermissionError(f"{folder} must belong to the user who runs this, but is another's")
+            raise PermissionError(f"{folder} must belong to the current user, but does not")
         os.fchmod(handle, 0o700)
-        opened = Path(f"/proc/{os.getpid()}/fd/{handle}")  # a compiler can open it too
+        opened = Path(f"/proc/{os.getpid()}/fd/{handle}")  # the compiler can open it too
         return _library_at((opened if opened.is_dir() else folder) / name, flags)
     finally:
         os.close(handle)
 
 
 def _library_at(path: Path, flags: list[str]) -> ctypes.CDLL:
-    # No link, nothing that others can change, and nothing incomplete, which would end Python. A whole one may lack its
-    # libraries.
+    # No link, no file that others can change, and no incomplete file, which would end Python. A complete one may lack
+    # its libraries.
     with suppress(OSError):
         found = path.lstat()
         is_mine = os.name != "posix" or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
@@ -199,7 +199,7 @@ def _compile(path: Path, flags: list[str]) -> None:
         made = Path(temporary) / path.name
         command = [compiler, *flags, str(SOURCE), "-o", str(made)]
         run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=120)  # seconds
-        # Without OpenMP, one thread computes.
+        # Without OpenMP, it uses one thread.
         if run([*command, "-fopenmp"]).returncode:
             run(command, check=True)
         made.chmod(0o700)

@@ -1,10 +1,10 @@
-"""A Heed model's weights and its decoding step, packed for the CPU: the readable reference of `kernels.cpp`.
+"""A Heed model's weights and decoding step, packed for the CPU: the readable reference for `kernels.cpp`.
 
 Three things make a step cheap:
 
-- One matrix product gives query, key and value, another the source's keys and values of all layers.
+- One matrix product gives query, key and value, another gives the source's keys and values for all layers.
 - Each sentence has its source's keys and values once, and all its hypotheses query them in one product.
-- Hypotheses never move. Each writes its newest key and value into its own slot, and knows its ancestors' slots. Beam
+- Hypotheses never move. Each writes its newest key and value into its own slot, and keeps its ancestors' slots. Beam
   search reorders these numbers, not the cache.
 
 Letters in shape comments: N sentences, K hypotheses per sentence, R = N·K rows, S source length, T room for target
@@ -25,15 +25,15 @@ from heedful.configuration_heed import HeedConfig
 from heedful.decoding.native.kernels import Precision, Product, packed_linear
 from heedful.positions_heed import positions_of
 
-Groups = Sequence[Sequence[int]]  # sentences and length of each
+Groups = Sequence[Sequence[int]]  # sentences and their length
 Mask = torch.Tensor | WindowedMask | None
 SUBLAYERS = "self_attn", "cross_attn", "feed_forward"
 CHUNK = 64  # tokens; `best_tokens` sorts only the best chunks
-FIRST_ROOM = 32  # target tokens of a new cache; doubled whenever it is full
+FIRST_ROOM = 32  # target tokens in a new cache; doubled when it is full
 
 
 class NativeNetwork:
-    """Encoder, decoder step and output of a Heed model in float32, with packed copies of its weights."""
+    """A Heed model's encoder, decoder step and output in float32, with packed copies of its weights."""
 
     def __init__(self, model: heed.HeedForConditionalGeneration, precision: Precision = "float32"):
         self.config: HeedConfig = model.config
@@ -59,14 +59,14 @@ class NativeNetwork:
     def encode_groups(
         self, input_ids: torch.Tensor, positions: torch.Tensor, groups: Groups, mask: Mask
     ) -> torch.Tensor:
-        """Encode tokens of groups of (sentences, length): `(tokens, D)`."""
+        """Encode tokens in groups of (sentences, length): `(tokens, D)`."""
         states = self.embed_source(input_ids, positions).view(input_ids.numel(), -1)
         for layer in self.encoder_layers:
             states = layer(states, groups, mask, positions)
         return self.encoder_norm(states)
 
     def _encoder_mask(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Mask:
-        """Return the additive mask of self-attention of `(N, S)` tokens, in windows if faster, or `None`."""
+        """Return the additive self-attention mask for `(N, S)` tokens, in windows if faster, or `None`."""
         radius, length = self.config.encoder_neighbourhood, input_ids.shape[1]
         if radius is None:
             return _source_mask(attention_mask)
@@ -80,14 +80,14 @@ class NativeNetwork:
     def start(
         self, source: torch.Tensor, attention_mask: torch.Tensor | None, prompt: torch.Tensor, beams: int
     ) -> "DecodingState":
-        """Begin to decode `(N, S, D)` sources; the first step reads the newest tokens of the `(N, length)` prompts."""
+        """Start to decode `(N, S, D)` sources. The first step uses the `(N, length)` prompts' newest tokens."""
         state = self.new_state(self, source, attention_mask, beams)
         for tokens in prompt[:, :-1].T:
             self.step(tokens.repeat_interleave(beams), state)
         return state
 
     def step(self, tokens: torch.Tensor, state: "DecodingState") -> torch.Tensor:
-        """Read the `(R)` newest tokens and return the `(R, V)` logits of the next ones."""
+        """Decode the `(R)` newest tokens and return the next tokens' `(R, V)` logits."""
         assert isinstance(state, SourceState)
         state.make_room()
         states = self.embed_target(tokens, torch.tensor([state.length]))  # (R, D)
@@ -99,7 +99,7 @@ class NativeNetwork:
     def continuations(
         self, logits: torch.Tensor, scores: torch.Tensor, count: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the best continuations, as `best_tokens` does, of logits and `(N, K)` scores."""
+        """Return the best continuations for logits and `(N, K)` scores, like `best_tokens`."""
         if count == 1:
             best, tokens = logits.max(-1, keepdim=True)
             return best - logits.logsumexp(-1, keepdim=True) + scores, torch.zeros_like(tokens), tokens
@@ -107,12 +107,12 @@ class NativeNetwork:
 
 
 class DecodingState:
-    """The cache of the target tokens of N sentences with K hypotheses each: R `rows`."""
+    """The target tokens' cache for N sentences with K hypotheses each: R `rows`."""
 
     def __init__(self, layers: int, rows: int, beams: int, width: int):
-        self.rows, self.beams = rows, beams  # R at the beginning, later fewer
-        self.length = 0  # of the target tokens read
-        # (R, T): places of a row's keys and values; those of later positions are the row's own.
+        self.rows, self.beams = rows, beams  # R at first, later fewer
+        self.length = 0  # number of target tokens decoded
+        # (R, T): slots of a row's keys and values; later positions have the row's own.
         self.slots = torch.empty(rows, 0, dtype=torch.int32)
         self.target = torch.empty(layers, 0, width)  # (layers, slots, width), `width` of keys and values together
 
@@ -127,7 +127,7 @@ class DecodingState:
         self.target = F.pad(self.target, (0, 0, 0, added * self.rows))
 
     def follow(self, parents: torch.Tensor) -> None:
-        """Let hypothesis j of each sentence go on from hypothesis `parents[n, j]`; `(N, K)`."""
+        """Continue each sentence's hypothesis j from hypothesis `parents[n, j]`; `(N, K)`."""
         rows = torch.arange(len(parents))[:, None] * self.beams + parents
         self.slots[:, : self.length] = self.slots[rows.flatten(), : self.length]
 
@@ -141,7 +141,7 @@ class DecodingState:
 
 
 class SourceState(DecodingState):
-    """The cache, with the keys and values of all sources, padding included."""
+    """The cache with all sources' keys and values, including padding."""
 
     def __init__(self, network: NativeNetwork, source: torch.Tensor, attention_mask: torch.Tensor | None, beams: int):
         first, layers = network.decoder_layers[0], len(network.decoder_layers)
@@ -153,13 +153,13 @@ class SourceState(DecodingState):
         self.radius = network.config.decoder_neighbourhood
 
     def extend(self, number: int, newest: torch.Tensor) -> torch.Tensor:
-        """Write the `(R, width)` newest keys and values of a layer, and return all visible ones, `(R, t, width)`."""
+        """Write a layer's `(R, width)` newest keys and values, and return all visible ones, `(R, t, width)`."""
         self.target[number, self.slots[:, self.length]] = newest
         first = 0 if self.radius is None else max(0, self.length - self.radius)
         return self.target[number, self.slots[:, first : self.length + 1]]
 
     def keep(self, sentences: torch.Tensor) -> None:
-        """Drop sentences as `DecodingState.keep`, and their sources."""
+        """Drop sentences like `DecodingState.keep`, with their sources."""
         super().keep(sentences)
         self.source = [(key[sentences], value[sentences]) for key, value in self.source]
         self.source_mask = None if self.source_mask is None else self.source_mask[sentences]
@@ -173,21 +173,21 @@ class _Embedding:
         self.scale = stack.embedding_scale
         self.norm = _norm(stack.embedding_norm)
         self.encode_positions = stack.embed_positions
-        self.known_positions: torch.Tensor | None = None  # (number, D), the encodings of the first positions
+        self.known_positions: torch.Tensor | None = None  # (number, D): the first positions' encodings
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Embed `(…, length)` tokens at positions of a shape that broadcasts to theirs: `(…, length, D)`."""
+        """Embed `(…, length)` tokens at positions whose shape broadcasts to theirs: `(…, length, D)`."""
         states = F.embedding(tokens, self.weight).float() * self.scale
         if self.encode_positions is not None:
             states = states + F.embedding(positions, self._table(int(positions.max()) + 1))
         return self.norm(states)
 
     def encoding(self, position: int) -> torch.Tensor | None:
-        """Return the `(D)` encoding of one position, if any."""
+        """Return one position's `(D)` encoding, if any."""
         return None if self.encode_positions is None else self._table(position + 1)[position]
 
     def _table(self, needed: int) -> torch.Tensor:
-        """Return the encodings of `needed` positions or more: computing them takes longer than a small layer."""
+        """Return at least `needed` encodings, kept because computing them takes longer than a small layer."""
         known = self.known_positions
         if known is None or len(known) < needed:
             encode = self.encode_positions
@@ -202,7 +202,7 @@ class _Embedding:
 
 
 class _Attention:
-    """The sizes and packed projections of one attention; the query's weights contain 1/√d_k."""
+    """An attention's sizes and packed projections; the query's weights contain 1/√d_k."""
 
     def __init__(self, module: HeedAttention, precision: Precision, is_cross_attention: bool):
         self.d_k, self.d_v = module.d_k, module.d_v
@@ -216,7 +216,7 @@ class _Attention:
 
 
 class _FeedForward:
-    """FFN(x) (section 3.3 of the paper) of `(rows, D)` states with packed weights."""
+    """FFN(x) (section 3.3 of the paper) for `(rows, D)` states with packed weights."""
 
     def __init__(self, module: heed.HeedFeedForward, precision: Precision):
         is_relu = isinstance(module.activation, nn.ReLU) and module.fc_gate is None
@@ -236,7 +236,7 @@ class _FeedForward:
 
 
 class _Layer:
-    """Packed weights of a layer of either stack, and its residual connections (section 3.1)."""
+    """An encoder or decoder layer's packed weights and residual connections (section 3.1)."""
 
     def __init__(self, layer: heed.HeedEncoderLayer | heed.HeedDecoderLayer, precision: Precision):
         self.self_attn = _Attention(layer.self_attn, precision, is_cross_attention=False)
@@ -254,7 +254,7 @@ class _Layer:
 
 class _EncoderLayer(_Layer):
     def __call__(self, states: torch.Tensor, groups: Groups, mask: Mask, positions: torch.Tensor) -> torch.Tensor:
-        """Transform the `(tokens, D)` states of groups of (sentences, length); only one group has a mask."""
+        """Transform the `(tokens, D)` states in groups of (sentences, length). Only a single group has a mask."""
 
         def attend(states: torch.Tensor) -> torch.Tensor:
             attention, found = self.self_attn, []
@@ -283,7 +283,7 @@ class DecoderLayer(_Layer):
         self.cross_attn = _Attention(layer.cross_attn, precision, is_cross_attention=True)
 
     def __call__(self, states: torch.Tensor, state: SourceState, number: int) -> torch.Tensor:
-        """Transform the `(R, D)` states of the newest tokens."""
+        """Transform the newest tokens' `(R, D)` states."""
 
         def attend_to_target(states: torch.Tensor) -> torch.Tensor:
             attention = self.self_attn
@@ -312,7 +312,7 @@ class DecoderLayer(_Layer):
 def _kernel(
     module: None, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, None]:
-    """Attend from `(N, H, S, d_k)` scaled queries, with the signature of transformers: `(N, S, H, d_v)`."""
+    """Attend from `(N, H, S, d_k)` scaled queries, with transformers' signature: `(N, S, H, d_v)`."""
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).transpose(1, 2), None
 
 
@@ -328,7 +328,7 @@ def _norm(module: nn.Module | None) -> Product:
 
 
 def _key_values(module: HeedAttention) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return weight and bias of the key and value projections, repeated for the heads that share them."""
+    """Return the key and value projections' weight and bias, repeated for heads that share them."""
 
     def repeated(parameter: torch.Tensor, width: int) -> torch.Tensor:
         by_head = parameter.view(-1, width, *parameter.shape[1:])
@@ -344,13 +344,13 @@ def _joined(projections: list[tuple[torch.Tensor, torch.Tensor | None]], precisi
 
 
 def _by_head(states: torch.Tensor, attention: _Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split `(rows, length, H·(d_k + d_v))` keys and values: `(rows, H, length, d)` of each."""
+    """Split `(rows, length, H·(d_k + d_v))` keys and values into `(rows, H, length, d)` each."""
     key, value = (part.unflatten(2, (attention.heads, -1)) for part in states.split(attention.widths[-2:], dim=-1))
     return key.transpose(1, 2), value.transpose(1, 2)
 
 
 def _additive(allowed: torch.Tensor) -> torch.Tensor:
-    """Return 0 where a score is allowed, else a finite minimum: a row that sees nothing must not be NaN."""
+    """Return 0 for allowed scores, else a finite minimum, so that fully masked rows are not NaN."""
     return torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
 
 
@@ -364,10 +364,10 @@ def _source_mask(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
 def best_tokens(
     log_probabilities: torch.Tensor, scores: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the best continuations: scores, hypotheses and tokens, `(N, C)` with C = `count` or less, best first.
+    """Return the best continuations: scores, hypotheses and tokens, `(N, C)` with C ≤ `count`, best first.
 
-    They come from `(N·K, V)` log-probabilities and `(N, K)` scores. Sorting all is slow: the C best lie in the C
-    chunks with the highest maxima.
+    They are chosen by `(N·K, V)` log-probabilities and `(N, K)` scores. Sorting all is slow, so only the C chunks with
+    the highest maxima are sorted; they contain the C best.
     """
     (sentences, beams), vocabulary = scores.shape, log_probabilities.shape[-1]
     whole = vocabulary // CHUNK
@@ -379,7 +379,7 @@ def best_tokens(
     maxima = (maxima.view(sentences, beams, number) + scores[..., None]).flatten(1)
     best = maxima.topk(min(count, maxima.shape[1])).indices  # (N, chunks looked at)
     parents = best // number
-    tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks looked at, CHUNK)
+    tokens = (best % number)[..., None] * CHUNK + torch.arange(CHUNK)  # (N, chunks sorted, CHUNK)
     is_beyond, tokens = tokens >= vocabulary, tokens.clamp(max=vocabulary - 1)
     places = parents[..., None] * vocabulary + tokens
     found = log_probabilities.reshape(sentences, -1).gather(1, places.flatten(1)).view(places.shape)

@@ -1,6 +1,6 @@
-"""Greedy and beam search over a `NativeNetwork`, with the tokens of `generate()`.
+"""Greedy and beam search over a `NativeNetwork`, with the same tokens as `generate()`.
 
-Letters in shape comments: N open sentences, K hypotheses of each, V target tokens, C candidates.
+Letters in shape comments: N open sentences, K hypotheses each, V target tokens, C candidates.
 """
 
 import torch
@@ -14,33 +14,33 @@ from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
 from heedful.decoding.strategies.steps import OnRows
 from heedful.generation_heed import FiniteLogits, check_logits
 
-# The share of finished sentences at which they leave the batch: leaving copies the state of the others.
+# Share of finished sentences at which they leave the batch, which copies the others' state.
 LEAVING_SHARE = 1 / 8
-# transformers' logits processors that depend on a row's number.
+# transformers' logits processors that depend on the row number.
 ROW_PROCESSORS = logits_process.PrefixConstrainedLogitsProcessor, logits_process.SynthIDTextWatermarkLogitsProcessor
 
 
 class SearchSettings:
-    """The settings of one search, from a generation config and its logits processors."""
+    """A search's settings, from a generation config and its logits processors."""
 
     def __init__(self, config: GenerationConfig, processor: LogitsProcessorList, prompt_length: int):
         self.config = config
         others = LogitsProcessorList(each for each in processor if not isinstance(each, FiniteLogits))
         self.processor: OnRows | None = others or None
         self.beams: int = config.num_beams or 1  # K
-        self.returned: int = config.num_return_sequences or 1  # hypotheses of each sentence
+        self.returned: int = config.num_return_sequences or 1  # returned hypotheses per sentence
         self.max_new_tokens: int = config.max_length - prompt_length
         ends, fill = end_tokens(config), filler(config)
-        # transformers' beam search takes the id 0 for no padding token.
+        # transformers' beam search treats id 0 as no padding token.
         self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
-        # Other libraries' processors may do so too: then finished sentences stay.
+        # Other libraries' processors may do so too; then finished sentences stay.
         self.keeps_rows = any(
             type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in others
         )
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return which tokens end a sentence, in the tokens' shape, faster than `torch.isin`."""
+        """Return a mask of end tokens, in the tokens' shape, faster than `torch.isin`."""
         return tokens == self.ends if len(self.ends) == 1 else (tokens[..., None] == self.ends).any(-1)
 
     def is_worth_leaving(self, finished: int, count: int) -> bool:
@@ -51,17 +51,17 @@ class SearchSettings:
 def greedy_search(
     network: NativeNetwork, state: DecodingState, prompt: torch.Tensor, settings: SearchSettings
 ) -> Result:
-    """Take the most likely token at each step, from `(N, length)` prompts on: `(N, length)` tokens with the prompt.
+    """Take the most likely token at each step after `(N, length)` prompts: `(N, length)` tokens with the prompt.
 
-    If a dictionary is asked for, `(N)` scores: log-probabilities in nats, divided by the length penalty.
+    If a dictionary is requested, also `(N)` scores: log-probabilities in nats, divided by the length penalty.
     """
     count, start = prompt.shape
     room = F.pad(prompt, (0, settings.max_new_tokens), value=settings.fill)
     is_scored = bool(settings.config.return_dict_in_generate)
-    rows = torch.arange(count)  # the sentences that are still in the batch
+    rows = torch.arange(count)  # sentences still in the batch
     is_open, left = torch.ones(count, dtype=torch.bool), count
     length, nothing = start, torch.zeros(count, 1)
-    totals, lengths = torch.zeros(count), torch.zeros(count)  # log-probability and number of the generated tokens
+    totals, lengths = torch.zeros(count), torch.zeros(count)  # the generated tokens' log-probability and number
     newest = prompt[:, -1]
     for length in range(start, room.shape[1]):
         logits = network.step(newest, state)  # (N, V)
@@ -96,8 +96,8 @@ def beam_search(
     """Keep the K best hypotheses at each step: `(N·returned, length)` tokens with the prompt, and scores."""
     prompts = prompt[:, None].expand(-1, settings.beams, -1)
     beam = Beam(settings.config, prompts, settings.max_new_tokens, settings.fill, None)
-    rows = torch.arange(len(prompt))  # the sentences that are still in the batch
-    found: list[tuple[torch.Tensor, Hypotheses]] = []  # sentences that left it, and their hypotheses
+    rows = torch.arange(len(prompt))  # sentences still in the batch
+    found: list[tuple[torch.Tensor, Hypotheses]] = []  # sentences that left, and their hypotheses
     while len(rows):
         _step(network, state, beam, settings)
         if settings.is_worth_leaving(int(beam.done.sum()), len(rows)):
@@ -122,7 +122,7 @@ def _step(network: NativeNetwork, state: DecodingState, beam: Beam, settings: Se
     logits = network.step(beam.running.tokens[:, :, -1].flatten(), state)  # (N·K, V)
     if not beam.running.parents.shape[-1]:
         check_logits(logits, torch.float32)
-    # K hypotheses go on even if each of the others ends, with each end token.
+    # K hypotheses continue even if all others end, with each end token.
     count = max(2, 1 + len(settings.ends)) * settings.beams
     if settings.processor is None:
         scores, parents, tokens = network.continuations(logits, beam.running.scores, count)  # (N, C)

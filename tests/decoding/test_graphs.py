@@ -128,7 +128,7 @@ def test_steps_are_counted_over_engines_and_graphs_begin_when_they_pay(on_gpu, m
     GenerateEngine(tiny_model(seed=1)).search(sources, settings, 4096)
     assert len(on_gpu) == 1
     messages = [record.getMessage() for record in caplog.records if record.name == graphs.__name__]
-    assert messages == ["30 steps of decoding are taken: from now on they are compiled into CUDA graphs"]
+    assert messages == ["after 30 decoding steps, further steps are compiled into CUDA graphs"]
 
 
 ADAPTER = type("Adapter", (torch.nn.Linear,), {"__module__": "users"})
@@ -185,7 +185,7 @@ def test_graphs_that_fail_are_warned_of_once_and_the_result_is_there(monkeypatch
         monkeypatch.setattr(PreTrainedModel, "get_compiled_call", tried)
         model, sources = tiny_model(), [[5, 6, 7], [8, 9]]
         settings = settings_of(model, num_beams=num_beams)
-        with pytest.warns(UserWarning, match=r"^CUDA graphs failed, and decoding goes on without them \(.*Error"):
+        with pytest.warns(UserWarning, match=r"^CUDA graphs failed, so decoding continues without them \(.*Error"):
             found = GenerateEngine(model).search(sources, settings, 4096)
         expected = plainly(model, sources, settings)
         check_same(found, expected)

@@ -139,7 +139,7 @@ def test_a_model_like_the_papers_is_compiled_and_one_that_kernels_compute_in_par
     for options in OTHERS:
         (name, value), model = *options.items(), make_model(options)
         assert type(NativeDecoder(model).network) is NativeNetwork
-        reason = f"`{name}` of {value}" if has_bytes else "VNNI"
+        reason = f"`{name}` {value}" if has_bytes else "VNNI"
         with pytest.warns(UserWarning, match=f"instead of int8, which only Heedful's kernels .*{reason}"):
             assert torch.equal(*both(model, make_batch(1), "int8"))
     monkeypatch.setattr(kernels, "has_bytes", lambda: False)
@@ -245,9 +245,7 @@ def test_a_file_that_is_cut_changed_another_users_or_cannot_be_loaded_is_compile
         assert hashlib.sha256(file.read_bytes()).hexdigest() == file.with_suffix(".sha256").read_text(), name
     if IS_ROOT:
         os.chown(cache, 12345, 12345)
-        with pytest.warns(
-            UserWarning, match=r"so more slowly: .*heedful must belong to the current user, but does"
-        ):
+        with pytest.warns(UserWarning, match=r"so more slowly: .*heedful must belong to the current user, but does"):
             assert load() is None
 
 

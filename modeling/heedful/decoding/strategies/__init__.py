@@ -1,1 +1,1 @@
-"""Decoding strategies for `generate(custom_generate=…)`, with any encoder-decoder; steps in CUDA graphs."""
+"""Decoding strategies for `generate(custom_generate=…)` with any encoder-decoder, and CUDA graphs."""

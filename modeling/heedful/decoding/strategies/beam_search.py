@@ -1,6 +1,6 @@
-"""One beam search for `generate(custom_generate=BeamSearch(…))`; without options it gives transformers' results.
+"""Beam search for `generate(custom_generate=BeamSearch(…))`. Without options it gives transformers' results.
 
-Letters in shape comments: B sentences, K hypotheses and M candidates of each, V target tokens, S source and L target
+Letters in shape comments: B sentences, K hypotheses and M candidates each, V target tokens, S source and L target
 length.
 """
 
@@ -31,25 +31,24 @@ class BeamSearch:
     """Beam search as a callable for `model.generate(…, custom_generate=BeamSearch(…))`.
 
     `num_beams`, `num_return_sequences`, `length_penalty`, `early_stopping`, lengths, logits processors, stopping
-    criteria and `output_…` are those of `generate()`; with `num_beams=1` a search ends with its first hypothesis.
-    Processors see log-probabilities. transformers passes no `streamer` and no `assistant_model` to a callable: Heed's
+    criteria and `output_…` work as in `generate()`. With `num_beams=1` a search ends with its first hypothesis.
+    Processors see log-probabilities. transformers passes no `streamer` or `assistant_model` to a callable: Heed's
     models refuse them, other models ignore them.
 
     Args:
-        force_words_ids: Words that each output contains: for each a list of token ids, or a list of alternatives
+        force_words_ids: Words that each output must contain, each as a list of token ids, or a list of alternatives
             (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
-        sentence_force_words_ids: The same for each sentence, instead of `force_words_ids`; an empty list forces
-            nothing.
+        sentence_force_words_ids: A `force_words_ids` for each sentence; an empty list forces nothing.
         length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt` by
             ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is generate()'s
             `length_penalty`. `None` takes the generation config's form, else `power`.
-        tokens_beyond_source: Longest output, in tokens more than the source; 50 in *Attention Is All You Need*
-            (section 6.1). Other limits hold too. `None` takes the generation config's, if any.
-        models: Further models with the same vocabulary: the mean of all probabilities chooses each token.
-        weights: Positive weights of the generating model and of `models`; brought to sum 1. `None` is equal.
+        tokens_beyond_source: Longest output, in tokens beyond the source length; 50 in *Attention Is All You Need*
+            (section 6.1). Other limits apply too. `None` takes the generation config's, if any.
+        models: Further models with the same vocabulary. The mean of all probabilities chooses each token.
+        weights: Positive weights for the generating model and `models`, scaled to sum 1. `None` means equal.
 
     Raises:
-        ValueError: If, at a call, a setting is out of range or excludes another, words cannot be forced within the
+        ValueError: During a call, if a setting is out of range or excludes another, words cannot be forced within the
             length, or no token may follow a hypothesis.
     """
 
@@ -70,11 +69,10 @@ class BeamSearch:
         inputs_tensor: torch.Tensor | None = None,
         **model_kwargs: Any,
     ) -> torch.Tensor | ModelOutput:
-        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares the arguments of each strategy.
+        """Decode from the `(B · K, L)` prompts of `generate()`, which prepares each strategy's arguments.
 
         `inputs_tensor` are the `(B, S)` source tokens, `model_kwargs` the encoded source, its mask and the cache.
-        Return `(B · num_return_sequences, L)` tokens, or if a dictionary is asked for, a
-        `GenerateBeamEncoderDecoderOutput`.
+        Return `(B · num_return_sequences, L)` tokens, or on request a `GenerateBeamEncoderDecoderOutput`.
         """
         steps.check_request("BeamSearch", model, generation_config, model_kwargs, HUB_MODES)
         config = generation_config
@@ -106,7 +104,7 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     fit = weights is None or (len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights))
     steps.require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
     has_logits = bool(models) and config.output_logits
-    steps.require(not has_logits, "output_logits", "be False with several models (ask for scores)", True)
+    steps.require(not has_logits, "output_logits", "be False with several models (use scores)", True)
 
 
 class _Search:
@@ -186,8 +184,8 @@ class _Search:
     def _candidates(
         self, totals: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[list[Progress]] | None]:
-        """Return score, hypothesis and token of M candidates, best first, and their progress with forced words."""
-        # K go on even if each of the others ends, with each end token.
+        """Return M candidates' score, hypothesis and token, best first, and their progress with forced words."""
+        # K continue even if all others end, with each end token.
         count, vocabulary = max(2, 1 + len(self.ends)) * self.beams, totals.shape[-1]
         running, flat = self.beam.running, totals.flatten(1)
         if self.words is None or running.progress is None:
@@ -198,7 +196,7 @@ class _Search:
             words.order(scores, progress, count, self.ends, left)
             for words, scores, progress, left in zip(self.words, totals, running.progress, room, strict=True)
         ]
-        # At least K always go on; empty candidates are never chosen.
+        # At least K always continue; empty candidates are never chosen.
         longest = max(self.beams, *map(len, rows))
         filled = [row + [(0, 0, Progress())] * (longest - len(row)) for row in rows]
         best = torch.tensor([[place * vocabulary + token for place, token, _ in row] for row in filled])

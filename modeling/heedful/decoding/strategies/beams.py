@@ -1,6 +1,6 @@
-"""The state of a beam search: running hypotheses, the best finished ones, and finished sentences.
+"""Beam search state: running hypotheses, the best finished ones, and finished sentences.
 
-Letters in shape comments: N sentences, K hypotheses of each, M candidates, L target length.
+Letters in shape comments: N sentences, K hypotheses each, M candidates, L target length.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ NEVER = float("-inf")
 
 @dataclass
 class Hypotheses:
-    """Some hypotheses of each sentence, best first."""
+    """Some hypotheses per sentence, best first."""
 
     tokens: torch.Tensor  # (N, K, L)
-    parents: torch.Tensor  # (N, K, generated): the row of each token's hypothesis, -1 after the end
-    scores: torch.Tensor  # (N, K): log-probabilities of running hypotheses, final scores of finished ones
+    parents: torch.Tensor  # (N, K, generated): each token's hypothesis row, -1 after the end
+    scores: torch.Tensor  # (N, K): running hypotheses' log-probabilities, finished ones' final scores
     progress: list[list[Progress]] | None = None  # (N, K)
 
     def pick(self, places: torch.Tensor) -> "Hypotheses":
@@ -41,17 +41,17 @@ class Hypotheses:
         return longer
 
     def of(self, some: torch.Tensor | tuple[slice, slice]) -> "Hypotheses":
-        """Return tokens, parents and scores of some sentences, or of an index into `(N, K)`."""
+        """Return the tokens, parents and scores for some sentences, or an index into `(N, K)`."""
         return Hypotheses(self.tokens[some], self.parents[some], self.scores[some])
 
 
 def _picked(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return those of `(N, K, …)` states at `(N, n)` places: `(N, n, …)`."""
+    """Return the `(N, K, …)` states at `(N, n)` places: `(N, n, …)`."""
     return states.gather(1, places[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) -> Hypotheses:
-    """Return the best of finished hypotheses and of longer ones, with `fill` after the shorter ones' ends."""
+    """Return the best among finished and longer hypotheses, with `fill` after the shorter ones' ends."""
     room = 0, ending.parents.shape[-1] - finished.parents.shape[-1]
     merged = Hypotheses(
         torch.cat([F.pad(finished.tokens, room, value=fill), ending.tokens], 1),
@@ -62,29 +62,29 @@ def _best_of(finished: Hypotheses, ending: Hypotheses, count: int, fill: int) ->
 
 
 class Beam:
-    """The K running and the K best finished hypotheses of each sentence, by the rules of transformers.
+    """Each sentence's K running and K best finished hypotheses, by transformers' rules.
 
-    A sentence is done when no hypothesis goes on, or when K have finished and none can beat them, by `early_stopping`
-    of the generation config. With K = 1 it is done with its first.
+    A sentence is done when no hypothesis continues, or when K have finished and none can beat them, depending on the
+    generation config's `early_stopping`. With K = 1 its first ends it.
     """
 
     def __init__(
         self, config: GenerationConfig, prompts: torch.Tensor, limits: Numbers, fill: int, form: LengthPenaltyForm
     ):
-        """Begin with `(N, K, L)` prompts; at most `limits` tokens follow, `(N)` or one for all."""
+        """Begin with `(N, K, L)` prompts, followed by at most `limits` tokens: `(N)`, or one for all."""
         self.config, self.limits, self.fill, self.form = config, limits, fill, form
         self.size = prompts.shape[1]  # K
         parents = prompts.new_zeros((*prompts.shape[:2], 0))
         scores = torch.full(prompts.shape[:2], NEVER, device=prompts.device)
         self.finished = Hypotheses(prompts, parents, scores)
         self.running = Hypotheses(prompts, parents, scores.clone())
-        self.running.scores[:, 0] = 0.0  # else all hypotheses of the first step would be equal
+        self.running.scores[:, 0] = 0.0  # else all first hypotheses would be equal
         self.done = torch.zeros(len(prompts), dtype=torch.bool, device=prompts.device)  # (N)
 
     def advance(self, candidates: Hypotheses, ended: torch.Tensor, is_complete: Numbers = True) -> None:
-        """Store the ended ones of the K best candidates, if better than those stored, and go on with the best others.
+        """Store the ended ones among the K best candidates if better than stored ones; continue with the best others.
 
-        Only `is_complete` ones of `(N, M)` are stored.
+        Only candidates in `is_complete`, `(N, M)`, are stored.
         """
         places = torch.arange(ended.shape[1], device=ended.device)
         if bool(ended.any()):
@@ -120,12 +120,12 @@ class Beam:
 
 
 def check_found(scores: torch.Tensor, limits: torch.Tensor | None = None) -> None:
-    """Raise a `ValueError` if one of `(N, returned)` hypotheses is missing; `limits` are those of forced words."""
+    """Raise a `ValueError` if one of `(N, returned)` hypotheses is missing. `limits` are for forced words."""
     for number in scores.isneginf().any(1).nonzero().flatten().tolist():
         must, few = "be at most the number of hypotheses that settings allow", f"fewer than {scores.shape[1]}"
         if limits is None:
             raise ValueError(f"`num_return_sequences` must {must}, but {few} were found for sentence {number}.")
         raise ValueError(
             f"`force_words_ids` of sentence {number} must be possible within {int(limits[number])} tokens, but {few} "
-            "hypotheses that contain them were found: other settings forbid tokens, or length and beams are too small."
+            "hypotheses with them were found: other settings forbid tokens, or length and beams are too small."
         )

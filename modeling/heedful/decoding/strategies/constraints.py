@@ -1,4 +1,4 @@
-"""Forced words of a translation (Hokamp and Liu, 2017), with dynamic beam allocation (Post and Vilar, 2018)."""
+"""Forced words in a translation (Hokamp and Liu, 2017), with dynamic beam allocation (Post and Vilar, 2018)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -9,18 +9,18 @@ from heedful.messages_heed import wrong
 
 Phrase = tuple[int, ...]
 Constraint = tuple[Phrase, ...]
-Words = Sequence[int] | Sequence[Sequence[int]]  # a constraint of users: a phrase, or several
+Words = Sequence[int] | Sequence[Sequence[int]]  # a user's constraint: one or several phrases
 
 
 class Progress(NamedTuple):
-    """The progress of a hypothesis."""
+    """A hypothesis' progress."""
 
     met: frozenset[int] = frozenset()  # numbers of constraints
     recent: Phrase = ()  # its newest tokens
 
 
 class ForcedWords:
-    """The constraints of one sentence: of each, one phrase must occur, contiguous; phrases may overlap."""
+    """One sentence's constraints. One contiguous phrase from each must occur; phrases may overlap."""
 
     def __init__(self, constraints: tuple[Constraint, ...]):
         self.constraints = constraints
@@ -28,7 +28,7 @@ class ForcedWords:
         self._shortest = [min(len(phrase) for phrase in phrases) for phrases in constraints]
 
     def advance(self, progress: Progress, token: int) -> Progress:
-        """Return the progress of a hypothesis with one more token."""
+        """Return a hypothesis' progress after one more token."""
         recent = (*progress.recent, token)[-self._longest :] if self._longest else ()
         met = (
             number
@@ -38,9 +38,9 @@ class ForcedWords:
         return Progress(progress.met.union(met), recent)
 
     def remaining(self, progress: Progress) -> int:
-        """Return how many tokens are needed at most to meet all constraints.
+        """Return the most tokens needed to meet all constraints.
 
-        One phrase can go on from the newest tokens; all others start anew. So some token always lowers the number.
+        One phrase can continue from the newest tokens; all others start anew. So some token always lowers the number.
         """
         unmet = [number for number in range(len(self.constraints)) if number not in progress.met]
         gains = [
@@ -52,7 +52,7 @@ class ForcedWords:
         return sum(self._shortest[number] for number in unmet) - max(gains, default=0)
 
     def next_tokens(self, progress: Progress) -> set[int]:
-        """Return the tokens that begin or continue a phrase of an unmet constraint."""
+        """Return the tokens that begin or continue an unmet constraint's phrase."""
         return {
             phrase[begun]
             for number, phrases in enumerate(self.constraints)
@@ -67,9 +67,9 @@ class ForcedWords:
         """Order one sentence's candidates, hypothesis, token and progress, so that the fullest banks come first.
 
         From `(K, V)` accumulated log-probabilities, -inf for forbidden tokens, the candidates are the `count` best,
-        each hypothesis' best, and all `next_tokens`, without those that lack more tokens than there is `room` for, or
-        end too early. Those with equally many missing tokens form a bank. The banks take turns, each with its best
-        candidate, which equals Post and Vilar's (2018) allocation: the fullest bank always has a slot, so all
+        each hypothesis' best, and all `next_tokens`, except those that end too early or whose missing tokens do not
+        fit into `room`. Candidates with equally many missing tokens form a bank. The banks take turns, each with its
+        best candidate. This equals Post and Vilar's (2018) allocation: the fullest bank always has a slot, so all
         constraints are met in the end.
         """
         vocabulary = scores.shape[1]
@@ -94,13 +94,13 @@ class ForcedWords:
 
 
 def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
-    """Return the numbers of a phrase's tokens that may be at the end already, with 0."""
+    """Return the possible numbers of a phrase's tokens at the end, including 0."""
     most = min(len(phrase) - 1, len(recent))
     return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
 
 
 def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
-    """Read the constraints of one sentence, as `BeamSearch` takes them; others are a `ValueError`."""
+    """Read one sentence's constraints, in the form for `BeamSearch`; other forms raise a `ValueError`."""
     if not _is_list(given):
         raise wrong(name, "be a list of constraints", repr(given))
     constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
@@ -109,7 +109,7 @@ def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: 
             raise wrong(name, "hold different constraints", f"{given[number]!r} twice", verb="has")
         for token in (token for phrase in phrases for token in phrase):
             if not 0 <= token < vocabulary or token in ends:
-                must = f"hold token ids from 0 to {vocabulary - 1} that end no sentence"
+                must = f"hold token ids from 0 to {vocabulary - 1} without end tokens"
                 raise wrong(name, must, token, verb="holds")
     return ForcedWords(constraints)
 
@@ -118,7 +118,7 @@ def _read_constraint(given: object, name: str) -> Constraint:
     phrases: Any = [given] if _is_list(given) and given and isinstance(given[0], int) else given
     are_phrases = _is_list(phrases) and phrases and all(_is_list(phrase) and phrase for phrase in phrases)
     if not are_phrases or not all(isinstance(token, int) for phrase in phrases for token in phrase):
-        raise wrong(name, "be a list of token ids, or a list of such lists of which one is to occur", repr(given))
+        raise wrong(name, "be a list of token ids, or a list of alternative lists", repr(given))
     return tuple(map(tuple, phrases))
 
 

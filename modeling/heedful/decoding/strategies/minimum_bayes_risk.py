@@ -1,6 +1,6 @@
 """Minimum Bayes risk decoding for `generate(custom_generate=MinimumBayesRisk(tokenizer))`.
 
-Letters in shape comments: B sentences, N candidates of a sentence, L target length.
+Letters in shape comments: B sentences, N candidates per sentence, L target length.
 """
 
 from collections.abc import Callable
@@ -24,30 +24,30 @@ Utility = Callable[[str, str], float]
 class MinimumBayesRiskOutput(ModelOutput):
     """The output of `generate(return_dict_in_generate=True)` with `MinimumBayesRisk`."""
 
-    sequences: torch.Tensor | None = None  # (B * keep, L), the best of a sentence first
+    sequences: torch.Tensor | None = None  # (B * keep, L), best first per sentence
     sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
     candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
-    utilities: torch.Tensor | None = None  # (B, N) expected utility of every candidate
-    candidates: torch.Tensor | ModelOutput | None = None  # of the candidates' strategy
+    utilities: torch.Tensor | None = None  # (B, N) expected utilities
+    candidates: torch.Tensor | ModelOutput | None = None  # from the candidates' strategy
 
 
 @dataclass(frozen=True, eq=False)
 class MinimumBayesRisk:
-    """Chooses the candidate most like all the others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
+    """Choose the candidate most like all others (Kumar and Byrne, 2004; Eikema and Aziz, 2022).
 
-    The candidates are the N = `num_return_sequences` results of `generate()` by its other settings: samples with
-    `do_sample=True`, the best of a beam with `num_beams=N`, or those of another strategy. All of them, each as often
-    as it occurs, are references for each; the highest mean utility wins.
+    The candidates are the N = `num_return_sequences` results of `generate()` with its other settings: samples with
+    `do_sample=True`, the best of a beam with `num_beams=N`, or another strategy's results. All candidates, with
+    repetitions, are references for each; the highest mean utility wins.
 
     Args:
-        tokenizer: Turns target tokens into text: a `TokenizerPair` or a tokenizer of transformers.
+        tokenizer: Decodes target tokens: a `TokenizerPair` or a transformers tokenizer.
         candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own.
-        utility: The value of a hypothesis if a reference is right; `None` is sacrebleu's sentence chrF (chrF2, from 0
+        utility: A hypothesis' value if a reference is right. `None` is sacrebleu's sentence chrF (chrF2, from 0
             to 100), as in Eikema and Aziz (2022).
-        keep: Number of sequences for each sentence, best first, with different texts as long as possible.
+        keep: Sequences per sentence, best first, with different texts if possible.
 
     Raises:
-        ValueError: If, at a call, a sentence has fewer than two candidates or than `keep`, or a setting is not read.
+        ValueError: During a call, if a sentence has fewer candidates than two or `keep`, or a setting is ignored.
     """
 
     tokenizer: TokenizerPair | PreTrainedTokenizerBase = field(repr=False)
@@ -63,10 +63,10 @@ class MinimumBayesRisk:
         inputs_tensor: torch.Tensor | None = None,
         **given: Any,
     ) -> torch.Tensor | MinimumBayesRiskOutput:
-        """Find N = `num_return_sequences` candidates as `BeamSearch` does, and return `(B * keep, L)` of them."""
+        """Find N = `num_return_sequences` candidates with `BeamSearch`'s arguments, and return `(B * keep, L)`."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
-        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # other strategies may read them
+        unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # other strategies may use them
         check_request("MinimumBayesRisk", model, generation_config, given, unread)
         utility = self.utility or character_f_score()
         if self.candidates is not None:
@@ -86,7 +86,7 @@ class MinimumBayesRisk:
         chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
         places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
         best = sequences[places.to(sequences.device)]
-        # Without columns of padding alone at the end.
+        # Without final columns of only padding.
         used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
         best = best[:, : prompt_length + (int(used.max()) + 1 if len(used) else 0)]
         if not generation_config.return_dict_in_generate:
@@ -98,13 +98,13 @@ class MinimumBayesRisk:
         require(count >= 2, "num_return_sequences", "be at least 2 with MinimumBayesRisk, as candidates", count)
         require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
         can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
-        require(can_decode, "tokenizer", "be a TokenizerPair or a tokenizer of transformers", repr(tokenizer))
+        require(can_decode, "tokenizer", "be a TokenizerPair or a transformers tokenizer", repr(tokenizer))
         for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
             require(function is None or callable(function), name, "be a function or None", repr(function))
 
 
 def expected_utilities(texts: list[str], utility: Utility) -> list[float]:
-    """Return the mean utility of each text with all texts, itself included, as references."""
+    """Return each text's mean utility, with all texts (also itself) as references."""
     remembered = lru_cache(maxsize=None)(utility)  # samples repeat
     return [sum(remembered(text, reference) for reference in texts) / len(texts) for text in texts]
 
@@ -118,7 +118,7 @@ def character_f_score() -> Utility:
 
 
 def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
-    """Return the places of the best candidates: of each text its first, then, if too few, the others."""
+    """Return the best candidates' places: first one per text, then, if too few, the others."""
     order = sorted(range(len(texts)), key=lambda place: -utilities[place])
     first: dict[str, int] = {}
     for place in order:

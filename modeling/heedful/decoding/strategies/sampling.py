@@ -1,4 +1,4 @@
-"""Sampling with random numbers of each sentence, independent of its batch."""
+"""Sampling with random numbers per sentence, independent of the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from heedful.files import check_at_least
 
 @dataclass(frozen=True)
 class SeededSampling:
-    """Draws translations from the model's distribution, the same for a sentence in each batch.
+    """Draw translations from the model's distribution, the same for a sentence in any batch.
 
-    The n-th sentence has random numbers from `seed` and n: each logit gets noise of Gumbel's distribution, and the
-    largest sum is a draw from the softmax. A setting out of range is a `ValueError`.
+    The n-th sentence has random numbers from `seed` and n. Each logit gets Gumbel noise, so the largest sum is a draw
+    from the softmax. A setting out of range is a `ValueError`.
     """
 
     seed: int = 1
-    temperature: float = 1.0  # divides the logits; a lower one prefers likely tokens
-    top_k: int | None = None  # draws from this many likely tokens; None is all
+    temperature: float = 1.0  # divides the logits; lower prefers likely tokens
+    top_k: int | None = None  # draws from the k likeliest tokens; None: all
 
     def __post_init__(self) -> None:
         check_at_least(0, seed=self.seed)
@@ -29,15 +29,15 @@ class SeededSampling:
             raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
 
     def prepare(self, config: GenerationConfig, split: bool) -> None:
-        """Let greedy search draw translations: it takes the largest of the noisy logits."""
+        """Let greedy search draw translations from the largest noisy logits."""
         if split or config.num_beams > 1 or config.num_return_sequences > 1:
-            must = "one beam, one translation of each line and no `split`"
+            must = "one beam, one translation per line and no `split`"
             given = f"{config.num_beams}, {config.num_return_sequences} and {split}"
             raise ValueError(f"`sampling` must come with {must}, but comes with {given} instead.")
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
-        """Return the noise for a batch of the sentences with these numbers."""
+        """Return the noise for a batch with these sentence numbers."""
         return LogitsProcessorList([_GumbelNoise(self, numbers)])
 
 

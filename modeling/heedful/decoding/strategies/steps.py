@@ -1,4 +1,4 @@
-"""The next token of one model or several, step by step, with their caches.
+"""Next tokens from one or several models, step by step, with their caches.
 
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
@@ -16,14 +16,14 @@ from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name, cache_of
 
-Arguments = dict[str, Any]  # of the model, as `generate()` collects them
-OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, of the tokens and scores of rows
+Arguments = dict[str, Any]  # arguments for the model from `generate()`
+OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, on rows' tokens and scores
 
 
 def check_request(
     strategy: str, model: Seq2SeqModel, config: GenerationConfig, model_kwargs: Arguments, unread: Sequence[str] = ()
 ) -> None:
-    """Raise a `ValueError` for a decoder-only model, a filled cache, or a setting that the strategy does not read."""
+    """Raise a `ValueError` for a decoder-only model, a filled cache, or a setting that the strategy ignores."""
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{strategy} needs an encoder-decoder, but {type(model).__name__} is none.")
     for name, value in asked_of(config, (*OTHER_MODES, *unread)).items():
@@ -34,13 +34,13 @@ def check_request(
 
 
 def require(is_right: bool, field: str, must: str, value: object, verb: str = "is") -> None:
-    """Raise a `ValueError` unless a setting is right."""
+    """Raise a `ValueError` unless a setting is valid."""
     if not is_right:
         raise wrong(field, must, value, verb=verb)
 
 
 def single_source_of(strategy: object, config: GenerationConfig, name: str) -> Any:
-    """Return a strategy's setting, else that of generate()'s config; they must not differ."""
+    """Return a strategy's setting, else generate()'s; they must not differ."""
     own, given = getattr(strategy, name), getattr(config, name, None)
     if own is not None and given not in (None, own):
         where = type(strategy).__name__
@@ -49,14 +49,14 @@ def single_source_of(strategy: object, config: GenerationConfig, name: str) -> A
 
 
 class ModelSteps:
-    """A model with its decoder's arguments, as `generate()` prepares them, expanded to `(B * K, …)`."""
+    """A model with its decoder arguments from `generate()`, expanded to `(B * K, …)`."""
 
     def __init__(self, model: Seq2SeqModel, model_kwargs: Arguments, rows_per_sentence: int):
         self.model, self.model_kwargs = model, dict(share_sources(model, dict(model_kwargs), rows_per_sentence))
         self._is_first = True
 
     def next(self, tokens: torch.Tensor) -> ModelOutput:
-        """Run the decoder on the new ones of `(B * K, L)` tokens, and return the model's output."""
+        """Run the decoder on the new tokens in `(B * K, L)`, and return the model's output."""
         length = 1 if self.model_kwargs.get("use_cache") and not self._is_first else None
         given = {"next_sequence_length": length, "is_first_iteration": self._is_first, **self.model_kwargs}
         inputs = self.model.prepare_inputs_for_generation(tokens.to(device_of(self.model)), **given)
@@ -65,19 +65,19 @@ class ModelSteps:
         if cache_of(outputs) is not None:
             self.model_kwargs |= by_name(cache_of(outputs))
         mask = self.model_kwargs.get("decoder_attention_mask")
-        if mask is not None:  # of the next token
+        if mask is not None:  # for the next token
             self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         return outputs
 
     def reorder(self, rows: torch.Tensor) -> None:
-        """Let each of the B * K rows go on from the cache of another row of its sentence."""
+        """Let each of the B * K rows continue from another row's cache in its sentence."""
         cache = self.model_kwargs.get(CACHE)
         if cache is not None:
             cache.self_attention_cache.reorder_cache(rows.to(device_of(self.model)))
 
 
 class Records:
-    """The records of each step that `generate()` returns by the settings `output_…`."""
+    """The records per step that `generate()` returns for the settings `output_…`."""
 
     def __init__(self, config: GenerationConfig):
         wanted = {"scores": config.output_scores, "logits": config.output_logits}
@@ -87,7 +87,7 @@ class Records:
         self.steps: dict[str, list[Any]] = {name: [] for name in wanted if wanted[name] and is_any}
 
     def add(self, scores: torch.Tensor, outputs: ModelOutput) -> None:
-        """Record a step: its `(rows, V)` processed scores, and parts of the model's output."""
+        """Record a step: its `(rows, V)` processed scores, and parts of the output."""
         for name, values in self.steps.items():
             if name == "scores":
                 values.append(scores.clone())
@@ -97,7 +97,7 @@ class Records:
                 values.append(outputs[name])
 
     def fields(self, encoded: ModelOutput, sentences: int) -> dict[str, Any]:
-        """Return the fields of transformers' output, with one row of the encoder's states for each sentence."""
+        """Return the fields of transformers' output, with one row of encoder states per sentence."""
         fields: dict[str, Any] = {name: tuple(values) or None for name, values in self.steps.items()}
         for name in ("attentions", "hidden_states"):
             layers = encoded.get(name) if getattr(self.config, f"output_{name}") else None
@@ -106,20 +106,20 @@ class Records:
 
 
 def once_per_sentence(states: torch.Tensor, sentences: int) -> torch.Tensor:
-    """Return the first row of each sentence, of states with one or several rows per sentence."""
+    """Return each sentence's first row, from states with one or several rows per sentence."""
     return states[:: len(states) // sentences]
 
 
 def check_members(model: Seq2SeqModel, members: Sequence[Seq2SeqModel]) -> None:
-    """Raise a `ValueError` for a model that cannot choose tokens together with the first."""
+    """Raise a `ValueError` for a model that cannot be combined with the first."""
     for number, member in enumerate(members):
         name, kind = f"models[{number}]", type(member).__name__
-        require(hasattr(member, "prepare_inputs_for_generation"), name, "be a model that is loaded", repr(member))
+        require(hasattr(member, "prepare_inputs_for_generation"), name, "be a loaded model", repr(member))
         require(member.config.is_encoder_decoder, name, "be an encoder-decoder", kind)
         require(model.training or not member.training, name, "be in evaluation mode (call eval())", "in training mode")
         theirs = _vocabulary(member)
         for what, ours in _vocabulary(model).items():
-            must = f"have the vocabulary of the model that generates, with {what} {ours}"
+            must = f"have the generating model's vocabulary, with {what} {ours}"
             require(ours == theirs[what], name, must, theirs[what])
 
 
@@ -136,7 +136,7 @@ def _vocabulary(model: Seq2SeqModel) -> dict[str, object]:
 def member_steps(
     member: Seq2SeqModel, source: torch.Tensor | None, first: ModelSteps, rows_per_sentence: int
 ) -> ModelSteps:
-    """Encode `(B, S)` source tokens with a further model, for K = `rows_per_sentence`, with the masks of the first."""
+    """Encode `(B, S)` source tokens with another model, for K = `rows_per_sentence`, with the first model's masks."""
     if source is None or source.is_floating_point() or (source < 0).any():
         must = "`input_ids` must be given to generate() with several models, each of which encodes the source"
         raise ValueError(f"{must}, but `inputs_embeds` or `encoder_outputs` are given instead.")
@@ -154,7 +154,7 @@ def member_steps(
 
 
 def average(log_probabilities: list[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
-    """Return the logarithm of the mean probabilities of `(rows, V)` log-probabilities, by weights or evenly."""
+    """Return the log of the weighted or plain mean of `(rows, V)` log-probabilities' probabilities."""
     stacked, weights = torch.stack(log_probabilities), weights or [1.0] * len(log_probabilities)
     shares = stacked.new_tensor([weight / sum(weights) for weight in weights])[:, None, None]
     return torch.logsumexp(stacked + shares.log(), dim=0)

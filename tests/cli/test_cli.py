@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_file_is_told_with_its_line_and_the_rest_translated
     assert found == [*alone[:2], "", *alone[3:]]
     byte, length = (str(warning.message) for warning in told)
     assert byte == "Line 2 must be UTF-8, but has byte 0xff at position 3: the byte is left out."
-    assert length.startswith("Sentence 3, of 10001 tokens, is too long to be translated")
+    assert length.startswith("Sentence 3 with 10001 tokens is too long to be translated")
     with pytest.warns(UserWarning, match="UTF-8"):
         assert heedful_command("translate", model, stdin=text)[1].splitlines() == found
 
@@ -251,7 +251,7 @@ HEAVY = [
 def test_a_sentence_may_begin_with_a_dash_or_be_a_files_name(model, printed, heedful_command, tmp_path, monkeypatch):
     assert len(printed("translate", model, "--", f"-{SENTENCES[0]}").splitlines()) == 1
     code, output, errors = heedful_command("translate", model, f"-{SENTENCES[0]}")
-    assert (code, output, "comes last, after --" in errors) == (2, "", True)
+    assert (code, output, "last, after --" in errors) == (2, "", True)
     monkeypatch.chdir(tmp_path)
     Path("in.txt").write_text(SENTENCES[0])
     with pytest.warns(UserWarning, match=r"in\.txt is translated as a text.*`--input in\.txt`") as told:

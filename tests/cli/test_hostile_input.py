@@ -131,8 +131,8 @@ def false_cache(place, name):
 
 
 NEEDS_CODE = r"contains custom code \(`auto_map` in tokenizer_config.json\).*`TokenizerPair.from_pretrained\(….*trust"
-MODEL_CODE = r"needs code of its own, which Heedful does not run unasked.*trust_remote_code=True.*--trust-remote-code"
-PICKLE = r"its weights \(\.bin\) are broken, or hold more than tensors, which could run code.*as \.safetensors"
+MODEL_CODE = r"contains custom code, which is not run automatically.*trust_remote_code=True.*--trust-remote-code"
+PICKLE = r"its weights \(\.bin\) are broken, or contain Python objects, which could run code.*as \.safetensors"
 NAMES_OUT = "must name files in the model's folder, but names"
 LINK = "must be a file in the model's folder, but is a link to"
 OUTSIDE, OTHER_TOKENIZER = f"../outside/{WEIGHTS}", "../outside/tokenizer.4.0.json"
@@ -162,7 +162,7 @@ REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is whe
     (written, "must be a JSON object", {CHECKSUMS_FILE: "[]"}),
     (written, "must hold the checksums", {CHECKSUMS_FILE: '{"weights": 3}'}),
     (
-        *(changed, f"must be the one that was saved there, but {OUTSIDE}, {WEIGHTS} changed"),
+        *(changed, f"must be unchanged it was saved, but {OUTSIDE}, {WEIGHTS} changed"),
         {CHECKSUMS_FILE: {"weights": {OUTSIDE: "0"}}, "config.json": {"_weights_checksums": {}}},
     ),
 ]
@@ -352,12 +352,12 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
     content = bytearray((folder / name).read_bytes())
     content[-100] ^= 1
     (folder / name).write_bytes(content)
-    message = f"model in .* must be the one that was saved there, but {name} changed since.*delete {CHECKSUMS_FILE}"
+    message = f"model in .* must be unchanged it was saved, but {name} changed.*delete {CHECKSUMS_FILE}"
     assert_error(message, load_model, folder)
     assert name in check_files(folder).message
     if "-of-" in name:  # whole weights beside the shards, which transformers would prefer to these
         shutil.copy(place / "outside" / WEIGHTS, folder)
-        assert_error(f"{WEIGHTS} changed since", load_model, folder)
+        assert_error(f"{WEIGHTS} changed", load_model, folder)
     (folder / CHECKSUMS_FILE).unlink()
     assert check_files(folder).level == "skipped"
     assert load_model(folder)
@@ -390,7 +390,7 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with pytest.warns(UserWarning, match=r"but tokenizer.json changed since"):
+    with pytest.warns(UserWarning, match=r"but tokenizer.json changed"):
         assert Translator.from_pretrained(folder).translate(["네."])
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []

@@ -60,7 +60,7 @@ def test_confidence_is_kept_in_a_folder_and_few_pairs_give_none(tmp_path):
     assert Confidence.of_pairs(drawn(99), [["yes"]] * 99, exact=True, num_beams=5) is None
     for changed in ({"values": None}, {"tokens": 3}, {"settings": []}, {"familiarity": "x"}, {"beams": 1}):
         (tmp_path / "confidence.json").write_text(json.dumps(asdict(found) | changed))
-        assert_error("confidence.json must be as", Confidence.from_pretrained, tmp_path)
+        assert_error("confidence.json must have the fields", Confidence.from_pretrained, tmp_path)
     (tmp_path / "confidence.json").unlink()
     assert_error("confidence.json does not exist", Confidence.from_pretrained, tmp_path)
 

@@ -28,7 +28,7 @@ def test_a_saved_model_translates_as_before_and_what_is_missing_is_named(folder,
     for name, message in cases.items():
         (folder / name).unlink()
         assert_error(message, Translator.from_pretrained, folder, error=FileNotFoundError)
-    with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a model, or the id of a model"):
+    with pytest.raises(FileNotFoundError, match="nowhere must be a folder with a model, or a model's id"):
         Translator.from_pretrained(tmp_path / "nowhere")
 
 
@@ -58,7 +58,7 @@ WRONG_IDS += [("suppress_tokens", [-1]), ("begin_suppress_tokens", [3, 290])]
 
 
 def test_an_id_of_the_generation_config_outside_of_the_vocabulary_is_named_before_anything_reads_it(folder):
-    path, message = folder / "generation_config.json", "of the generation config must be of the target's vocabulary"
+    path, message = folder / "generation_config.json", "of the generation config must be in the target vocabulary"
     saved = path.read_text()
     for name, value in WRONG_IDS:
         change_json(path, **{name: value})

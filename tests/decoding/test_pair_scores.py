@@ -78,7 +78,7 @@ def test_pairs_that_cannot_be_scored_are_named_and_settings_that_would_be_ignore
     wrong = [(pair, "Pair 2 must be a source and a target") for pair in ("ab", ("a",), ("a", None), ("a", "b", "c"))]
     wrong.append((("a", "\ud800"), "must be Unicode"))
     assert_refused(wrong, lambda pair: list(translator.score_pairs([("a", "b"), pair], chunk_size=1)))
-    message = "`engine`, `precision` and `ensemble` must be left out to score pairs"
+    message = "`engine`, `precision` and `ensemble` must be left out, because"
     assert_error(message, Translator(model, tokenizers, precision="int8").score_pairs, [])
 
 
@@ -90,7 +90,7 @@ def test_a_pair_that_is_too_long_is_told_with_its_number(model, tokenizers, monk
     pairs = [("네.", "Yes."), tuple("네." * 20 if number == side else "네." for number in (0, 1)), ("네.", "No.")]
     message = r"^Sentence 2 must have at most 12 tokens, the model's number of positions"
     assert_error(message, lambda: list(score(pairs)))
-    with pytest.warns(UserWarning, match=r"Sentence 2, of \d+ tokens, is too long to be scored, and left empty"):
+    with pytest.warns(UserWarning, match=r"Sentence 2 with \d+ tokens is too long to be scored, and left empty"):
         found = list(score(pairs, keep_going=True))
     assert found == [*score(pairs[:1]), None, *score(pairs[2:])]
 
@@ -98,7 +98,7 @@ def test_a_pair_that_is_too_long_is_told_with_its_number(model, tokenizers, monk
 def test_sources_longer_than_the_training_are_told_once_without_advice_on_translating(model, tokenizers, monkeypatch):
     monkeypatch.setattr(model.generation_config, "longest_trained_source", 4, raising=False)
     pairs = [("네." * 9, "Yes."), ("a", "Yes." * 9), ("네." * 8, "")]
-    with pytest.warns(UserWarning, match=r"^2 sentences, the first of them sentence 1 .* scored too low\.$") as told:
+    with pytest.warns(UserWarning, match=r"^2 sentences \(the first is sentence 1 .* scored too low\.$") as told:
         list(Translator(model, tokenizers).score_pairs(pairs, chunk_size=1))
     assert len(told) == 1
 
@@ -185,10 +185,10 @@ def test_a_bad_line_is_told_and_a_pair_that_is_too_long_has_empty_cells(score, t
     monkeypatch.setattr("heedful.decoding.translation.MOST_SOURCE_TOKENS", 12)
     monkeypatch.setattr(Translator, "_longest_trained", lambda self: None)
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\tYes.\n네.\t{'No! ' * 9}\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="Sentence 2, of 36 tokens, is too long to be scored"):
+    with pytest.warns(UserWarning, match="Sentence 2 with 36 tokens is too long to be scored"):
         code, output, errors = score(tmp_path / "pairs.tsv")
     assert (code, table(output)[1]) == (0, {"log_probability": "", "per_token": "", "tokens": ""})
     assert "1 pairs, 5 target tokens: " in errors
     (tmp_path / "pairs.tsv").write_text(f"source\ttarget\n네.\t{'No! ' * 9}\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="Sentence 1, of 36 tokens, is too long to be scored"):
+    with pytest.warns(UserWarning, match="Sentence 1 with 36 tokens is too long to be scored"):
         assert "0 pairs, 0 target tokens\n" in score(tmp_path / "pairs.tsv")[2]

@@ -58,7 +58,7 @@ def test_each_sentence_ends_at_its_own_limit_whatever_stands_beside_it(paper, pa
     texts = list(pairs)
     lengths = [len(ids) for ids in paper.tokenizers.encode_source(texts)]
     assert len(set(lengths)) > 2
-    with pytest.warns(UserWarning, match=r"8 outputs were cut off at 255 tokens, or 1 more than the source has,"):
+    with pytest.warns(UserWarning, match=r"8 outputs were cut off at 255 tokens, or 1 beyond the source length,"):
         found = [row[0] for row in paper.translate(texts, num_beams=num_beams)]
     assert [len(one.token_ids) for one in found] == [length + 1 for length in lengths]
     assert not any(one.finished for one in found)

@@ -278,9 +278,9 @@ LONG = "고양이가 잔다. 비가 온다.  네."
 
 def test_a_source_longer_than_the_training_or_the_positions_is_warned_of(short_sources, model, tokenizers):
     tokens = len(short_sources.tokenizers.encode_source([LONG])[0])
-    with pytest.warns(UserWarning, match=f"Sentence 2, of {tokens} tokens, is longer than the 20 .* `--split`"):
+    with pytest.warns(UserWarning, match=f"Sentence 2 with {tokens} tokens is longer than the 20 .* `--split`"):
         short_sources.translate(["네.", LONG])
-    with pytest.warns(UserWarning, match="2 sentences, the first of them sentence 1 of") as record:
+    with pytest.warns(UserWarning, match="2 sentences .the first is sentence 1 with") as record:
         list(short_sources.translate_lines([LONG, "네.", LONG], chunk_size=1))
     assert ["longer" in str(entry.message) for entry in record].count(True) == 1
     model = copy.deepcopy(model)
@@ -427,7 +427,7 @@ def test_too_long_sources_are_refused_or_left_out(translator, monkeypatch, learn
     monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
     lines = ["네.", "x" * 1000, "비가 온다."]
     assert_error(r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead", translator.translate, lines)
-    with pytest.warns(UserWarning, match="Sentence 2, of 1001 tokens, is too long to be translated, and left empty"):
+    with pytest.warns(UserWarning, match="Sentence 2 with 1001 tokens is too long to be translated, and left empty"):
         found = texts_of(translator.translate_lines(lines, keep_going=True))
     assert found == [["Yes."], [""], ["It rains."]]
     translator = Translator(learned_positions_model, tokenizers)

@@ -253,7 +253,7 @@ def test_wrong_systems_are_told_before_a_model_is_loaded(refused, place, monkeyp
         (["model", "bytes.txt"], "must be a text file in UTF-8, but bytes.txt is not"),
         (["model", "test.jsonl"], "test.jsonl must hold translations, .* but line 1 is JSON"),
         (["model", "model/model.safetensors"], "must be a text file in UTF-8, but model/model.safetensors"),
-        (["model", "nowhere/at/all"], "must be a folder with a model, or the id of a model on the Hub"),
+        (["model", "nowhere/at/all"], "must be a folder with a model, or a model's id on the Hub"),
         (["baseline.txt", "alike.txt", "--num-beams", 2], "`--num-beams` must be left out if only files are given"),
         (["model", "alike.txt", "--references", "right"], "`right` must be a list .* missing instead in row 1 of"),
         (["model", "alike.txt", "--seed", 0], "`--seed` must be at least 1"),

@@ -80,7 +80,7 @@ def test_plain_ctranslate2_gives_the_same_and_a_translator_says_whose_the_folder
     results = engine.translate_batch(sources, beam_size=1, min_decoding_length=0)
     ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == list(PAIRS.values())
-    with pytest.raises(ValueError, match="for transformers, but holds one for CTranslate2, which runs it"):
+    with pytest.raises(ValueError, match="a transformers model, but holds one for CTranslate2: run it"):
         Translator.from_pretrained(exported)
 
 

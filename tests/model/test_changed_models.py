@@ -246,7 +246,7 @@ def test_changed_functions_that_no_class_shows_are_found_by_their_logits(monkeyp
     monkeypatch.setattr(attention_heed, "project_together", lambda *given: [2 * each for each in original(*given)])
     assert outcome(before, prepared_tokens, model) == "refused"
     assert check_engines(model).level == "FAIL"
-    with pytest.warns(UserWarning, match="`generate\\(\\)` translates, not the native decoder.* differ by"):
+    with pytest.warns(UserWarning, match="`generate\\(\\)` translates instead of the native decoder.* differ by"):
         (best,), *_ = Translator(model, tokenizers).translate(SOURCES[:1])
     assert joined([best.token_ids]) == tokens_of(model)[: len(best.token_ids) + 1] != before[: len(best.token_ids) + 1]
 

@@ -90,7 +90,7 @@ def test_weights_that_were_copied_with_their_config_are_whole_beside_an_older_mo
     weights = bytearray((tmp_path / "0" / "model.safetensors").read_bytes())
     weights[-3] ^= 1
     (tmp_path / "0" / "model.safetensors").write_bytes(weights)
-    helpers.assert_error(r"model\.safetensors changed since", load_model, tmp_path / "0")
+    helpers.assert_error(r"model\.safetensors changed", load_model, tmp_path / "0")
 
 
 def test_where_weights_lie_in_their_file_changes_no_bit(tmp_path):

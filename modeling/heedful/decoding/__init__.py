@@ -1,1 +1,1 @@
-"""Text in, text out: loading a trained model, translating with one of two engines, and scoring given translations."""
+"""Text in, text out: load a trained model, translate with one of two engines, and score given translations."""

@@ -1,4 +1,4 @@
-"""The likely quality of a translation by its score: a curve that validation pairs calibrate."""
+"""A translation's likely quality from its score: a curve calibrated on validation pairs."""
 
 import copy
 import json
@@ -16,43 +16,43 @@ from heedful.decoding.search_settings import asked_of
 from heedful.files import read_object, write_text
 
 CONFIDENCE_FILE = "confidence.json"
-MOST, FEWEST = 500, 100  # sentences to calibrate with
-STEPS = 20  # of the curve, at most
-BINS = 5  # of the reliability curve
-UNFAMILIAR = 0.01  # share of held-out sources that count as another kind
+MOST, FEWEST = 500, 100  # calibration sentences
+STEPS = 20  # most points of the curve
+BINS = 5  # bins of the reliability curve
+UNFAMILIAR = 0.01  # share of held-out sources counted as another kind of text
 Numbers = Sequence[float] | np.ndarray
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """A curve from a translation's score to its likely quality, for one way of decoding and one kind of text.
+    """A curve from a translation's score to its likely quality, for one decoding method and kind of text.
 
-    It never falls (isotonic regression: Zadrozny and Elkan, 2002), and is straight between two of its `scores`. Below
-    the lowest score it falls to 0 as exp(1 - score / lowest score).
+    It never falls (isotonic regression: Zadrozny and Elkan, 2002), and is linear between its `scores`. Below the
+    lowest score it falls to 0 as exp(1 - score / lowest score).
     """
 
-    measure: Literal["chrf", "exact_match"]  # from 0 to 100; the probability that it is right
+    measure: Literal["chrf", "exact_match"]  # 0 to 100: the probability of being right
     num_beams: int
     scores: list[float]
-    values: list[float]  # of the measure, in percent
-    # Of each bin: mean prediction, by the curve of the other half, mean quality, and number of sentences.
+    values: list[float]  # values of the measure, in percent
+    # Per bin: mean prediction by the other half's curve, mean quality, and number of sentences.
     reliability: list[tuple[float, float, int]]
-    settings: dict[str, Any] = field(default_factory=dict)  # of the search, all that change an output
-    tokens: str = ""  # of each source token: "0" + the bits of its count in the training
-    familiarity: float = 0.0  # the least of sources like those of the training
+    settings: dict[str, Any] = field(default_factory=dict)  # search settings that change an output
+    tokens: str = ""  # per source token: "0" + the bits of its training count
+    familiarity: float = 0.0  # the lowest value for sources like those in training
 
     def __post_init__(self) -> None:
         numbers = all(isinstance(each, int | float) for each in (*self.scores, *self.values, self.familiarity))
         if not (numbers and isinstance(self.tokens, str) and isinstance(self.settings, dict)):
-            raise TypeError("a field has another type")
+            raise TypeError("a field has the wrong type")
         if len(self.scores) != len(self.values) or not self.scores or self.scores != sorted(self.scores):
-            raise ValueError(f"`scores` of {CONFIDENCE_FILE} must rise, with a value each, but are {self.scores}.")
+            raise ValueError(f"`scores` of {CONFIDENCE_FILE} must rise and have a value each, but are {self.scores}.")
 
     @classmethod
     def of_pairs(
         cls, translations: Sequence[Translation], accepted: Sequence[Sequence[str]], exact: bool, num_beams: int
     ) -> Self | None:
-        """Calibrate with translations (`text` and `score`) and their accepted texts; `None` if too few."""
+        """Calibrate on translations (`text` and `score`) and their accepted texts; `None` if too few."""
         if len(translations) < FEWEST:
             return None
         given = np.array([each.score or 0.0 for each in translations])  # a blank line has none
@@ -65,7 +65,7 @@ class Confidence:
         return cls("exact_match" if exact else "chrf", num_beams, xs, ys, reliability)
 
     def for_kind(self, settings: dict[str, Any], tokens: np.ndarray, held_out: Sequence[Sequence[int]]) -> Self:
-        """Return it with a search's settings, all source tokens of training, and the ids of other sources."""
+        """Return a copy with a search's settings, all source tokens from training, and the ids of other sources."""
         digits = "".join(chr(ord("0") + int(count).bit_length()) for count in np.bincount(tokens))
         found = replace(self, settings=settings, tokens=digits)
         least = np.quantile([found.familiarity_of(ids) for ids in held_out], UNFAMILIAR)
@@ -73,18 +73,18 @@ class Confidence:
 
     @classmethod
     def from_pretrained(cls, model: str | Path, revision: str | None = None) -> Self:
-        """Read a model's confidence, in a folder or on the Hub; a `ValueError` if it has none."""
+        """Load a model's confidence from a folder or the Hub; a `ValueError` if it has none."""
         place = Path(model_folder(model, revision)) / CONFIDENCE_FILE
         if not place.is_file():
-            which = f"a model that `heedful train` calibrated with {FEWEST} validation pairs or more"
-            raise ValueError(f"`--confidence` must be asked of {which}, but {place} does not exist.")
+            which = f"a model that `heedful train` calibrated with at least {FEWEST} validation pairs"
+            raise ValueError(f"`--confidence` needs {which}, but {place} does not exist.")
         try:
             return cls(**read_object(place))
         except TypeError as error:
-            raise ValueError(f"{place} must be as `heedful train` writes it: {error}.") from None
+            raise ValueError(f"{place} must have the fields that `heedful train` writes: {error}.") from None
 
     def check(self, generation_config: GenerationConfig, target_language: str | None = None, **given: Any) -> None:
-        """Raise a `ValueError` for a setting of a search, or one `given` instead, that is not calibrated."""
+        """Raise a `ValueError` for an uncalibrated search setting, or one `given` instead."""
         config = copy.deepcopy(generation_config)
         config.update(**{name: value for name, value in given.items() if value is not None})
         now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
@@ -94,32 +94,32 @@ class Confidence:
                 raise ValueError(f"`{name}` must be {must}, but is {now.get(name, 'left out')} instead.")
 
     def save(self, folder: Path) -> None:
-        """Write it into a model's folder."""
+        """Write the curve into a model's folder."""
         write_text(folder / CONFIDENCE_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     def of(self, score: float) -> float:
-        """Return the likely quality of a translation with this score, in percent."""
+        """Return a translation's likely quality in percent from its score."""
         return float(_read(score, self.scores, self.values))
 
     def of_translation(self, translation: Translation, ids: Sequence[int]) -> float | None:
-        """Return the same; `None` if the output was cut off, or its source is unlike training."""
+        """Return a translation's likely quality; `None` if it was cut off, or its source is unlike training."""
         is_alike = not self.tokens or self.familiarity_of(ids) >= self.familiarity
         score = translation.score if translation.finished and is_alike else None
         return None if score is None else self.of(score)
 
     def familiarity_of(self, ids: Sequence[int]) -> float:
-        """Return how often training had the tokens of a source, in bits, on average."""
+        """Return how often a source's tokens occurred in training: mean bits of the counts."""
         return float(np.mean([ord(self.tokens[token : token + 1] or "0") - ord("0") for token in ids]))
 
 
 def settings_of(generation_config: GenerationConfig, target_language: str | None) -> dict[str, Any]:
-    """Return all settings of a search that change an output, with `num_beams` always."""
+    """Return a search's settings that change an output, always with `num_beams`."""
     language = {} if target_language is None else {"target_language": target_language}
     return asked_of(generation_config) | {"num_beams": generation_config.num_beams or 1} | language
 
 
 def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
-    """Return chrF of a text, or 100 or 0 for right or wrong."""
+    """Return a text's chrF, or 100 or 0 for right or wrong."""
     if exact:
         return 100.0 * (text.strip() in (each.strip() for each in accepted))
     from sacrebleu.metrics import CHRF
@@ -128,13 +128,13 @@ def quality(text: str, accepted: Sequence[str], exact: bool) -> float:
 
 
 def _read(scores: np.ndarray | float, xs: Numbers, ys: Numbers) -> np.ndarray:
-    """Return a curve's values at scores, which are at most 0; below the lowest score, that score is the scale."""
+    """Return a curve's values at scores (at most 0). Below the lowest score, that score is the scale."""
     beyond = np.exp(np.minimum(0.0, 1 - np.asarray(scores) / min(xs[0], -1e-9)))
     return np.asarray(np.interp(scores, xs, ys) * beyond)
 
 
 def _curve(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Average neighbours by score, and pool those that fall (pool adjacent violators)."""
+    """Average neighbours by score, and pool falling ones (pool adjacent violators)."""
     steps = np.array_split(np.argsort(scores, kind="stable"), min(STEPS, len(scores) // 10))
     pools: list[list[np.ndarray]] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""Engines of a translator's searches; in float32 an output does not depend on its batch."""
+"""Engines for a translator's searches. In float32, outputs do not depend on the batch."""
 
 import copy
 import threading
@@ -21,25 +21,25 @@ from heedful.protocols import Seq2SeqModel
 EngineName = Literal["auto", "native", "generate"]
 
 Processor = LogitsProcessorList | None
-Processors = Callable[[Sequence[int]], Processor]  # of a batch, from the numbers of its sentences
+Processors = Callable[[Sequence[int]], Processor]  # for a batch, from its sentence numbers
 Tokenizer = PreTrainedTokenizerBase | None
-Progress = Callable[[int], object]  # gets the number of further finished sentences or lines
-Sources = Sequence[Sequence[int]]  # token ids of sentences
-Result = tuple[torch.Tensor, torch.Tensor | None]  # `(rows, length)` tokens, and `(rows)` scores if known
+Progress = Callable[[int], object]  # gets the number of newly finished sentences or lines
+Sources = Sequence[Sequence[int]]  # sentences as token ids
+Result = tuple[torch.Tensor, torch.Tensor | None]  # `(rows, length)` tokens, and `(rows)` scores or None
 
 
 def ignored(_: object) -> None:
-    """Show no progress, or make no processors."""
+    """Ignore progress, or make no processors."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One result of a search for a sentence.
+    """One search result for a sentence.
 
     Attributes:
         token_ids: The generated tokens, </s> included; `encode_target(text)` may give others.
-        score: Log-probability of the tokens, divided by the length penalty of the generation config; `None` for an
-            empty line, markup, or what is too long.
+        score: The tokens' log-probability, divided by the generation config's length penalty; `None` for an empty
+            line, markup, or a too long text.
         finished: Whether the model ended the sentence itself; `False` if the length limit did.
     """
 
@@ -50,24 +50,24 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Translation(Hypothesis):
-    """One translation of one sentence: a hypothesis and its decoded `text`."""
+    """A sentence's translation: a hypothesis and its decoded `text`."""
 
     text: str = ""
 
 
 class GenerateEngine:
-    """transformers' `generate()`; an `ensemble` of more models averages probabilities, `tokenizer` is for targets."""
+    """transformers' `generate()`. `ensemble` are more models to average with; `tokenizer` is for targets."""
 
     def __init__(self, model: Seq2SeqModel, ensemble: Sequence[Seq2SeqModel] = (), tokenizer: Tokenizer = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
 
     @property
     def is_current(self) -> bool:
-        """Whether the engine has the model's present weights."""
+        """Whether the engine has the model's current weights."""
         return True
 
     def check(self, config: GenerationConfig) -> None:
-        """Raise a `ValueError` for a setting that the engine cannot follow."""
+        """Raise a `ValueError` for a setting that the engine does not support."""
 
     def search(
         self,
@@ -77,14 +77,14 @@ class GenerateEngine:
         processors: Processors = ignored,
         progress: Progress = ignored,
     ) -> list[list[Hypothesis]]:
-        """Return `num_return_sequences` hypotheses, best first, for the token ids of each sentence, in any order.
+        """Return `num_return_sequences` hypotheses per sentence, best first; sentences are finished in any order.
 
-        A batch's padded tokens × rows keep within the budget. `progress` gets the number of newly finished sentences.
+        Each batch's padded tokens × rows stay within the budget. `progress` gets the newly finished number.
         """
         settings = copy.deepcopy(config)
-        if self.model.generation_config.max_new_tokens is None:  # `generate()` warns of two lengths
+        if self.model.generation_config.max_new_tokens is None:  # `generate()` warns about two lengths
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
-        rows = max(config.num_beams, config.num_return_sequences)  # of each sentence
+        rows = max(config.num_beams, config.num_return_sequences)  # for each sentence
         costs = {number: len(source) * rows for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():
@@ -96,7 +96,7 @@ class GenerateEngine:
         return results
 
     def generate(self, inputs: Inputs, settings: GenerationConfig, processor: Processor) -> Result:
-        """Return the `(rows, length)` tokens of a batch, and their scores if the search has computed them."""
+        """Return a batch's `(rows, length)` tokens, and their scores if the search has computed them."""
         is_plain = self.model.device.type in COMPILED_DEVICES and not self.ensemble and processor is None
         if is_plain and graphs.may_use_graphs(self.model, inputs, settings):
             return graphs.generate(self.model, inputs, settings), None
@@ -118,12 +118,12 @@ class GenerateEngine:
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config, self.tokenizer)
         if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)
-        # The first token is the decoder's start, and padding follows </s>.
+        # The first token is the decoder's start token, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
         yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
 
 
-# One thread at a time translates with a model: another would bring dropout back while it is at work.
+# One thread at a time translates with a model, because another would restore dropout too early.
 _LOCKS: "WeakKeyDictionary[Seq2SeqModel, threading.RLock]" = WeakKeyDictionary()
 
 
@@ -142,7 +142,7 @@ def evaluation_mode(model: Seq2SeqModel) -> Iterator[None]:
 
 
 def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[int]]:
-    """Yield groups of sentences of similar cost, tokens × rows, within the budget if possible; the longest first."""
+    """Yield groups of sentences with similar cost (tokens × rows), within the budget if possible, longest first."""
     batch: list[int] = []
     for number in sorted(lengths, key=lambda number: -lengths[number]):
         if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
@@ -154,25 +154,25 @@ def token_batches(lengths: dict[int, int], token_budget: int) -> Iterator[list[i
 
 
 def pad_sources(sources: Sequence[Sequence[int]], pad_token_id: int, device: torch.device) -> Inputs:
-    """Return a batch of sentences, padded on the right."""
+    """Return sentences as a batch, padded on the right."""
     longest = max(map(len, sources))
     filled = [[*source, *[pad_token_id] * (longest - len(source))] for source in sources]
     mask = [[1] * len(source) + [0] * (longest - len(source)) for source in sources]
     return {"input_ids": torch.tensor(filled, device=device), "attention_mask": torch.tensor(mask, device=device)}
 
 
-LOGITS_BUDGET = 2**25  # logits in memory while scores are computed: 128 MiB
+LOGITS_BUDGET = 2**25  # logits in memory at a time: 128 MiB
 
 
 def count_tokens(
     sequences: torch.Tensor, source_mask: torch.Tensor, config: GenerationConfig, tokenizer: Tokenizer
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the generated tokens, with </s>, of `(rows, length)` sequences, and whether each ended in </s>."""
+    """Count the generated tokens in `(rows, length)` sequences, with </s>, and return whether each ended in </s>."""
     counts, ended = counted(sequences[:, 1:], config.eos_token_id, config.stop_strings, tokenizer)
     if config.forced_eos_token_id is not None:
-        ended &= counts < config.max_new_tokens  # an </s> in the last possible position was forced
+        ended &= counts < config.max_new_tokens  # a </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)
-    if beyond is not None:  # each sentence has its own limit
+    if beyond is not None:  # each sentence has a limit
         limits = source_mask.sum(dim=1) + beyond
         counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
     return counts, ended
@@ -181,9 +181,9 @@ def count_tokens(
 def score_sequences(
     model: Seq2SeqModel, inputs: Inputs, sequences: torch.Tensor, counts: torch.Tensor, config: GenerationConfig
 ) -> torch.Tensor:
-    """Return the log-probabilities, in nats, of `(rows, length)` sequences, divided by the length penalty: `(rows)`.
+    """Return `(rows, length)` sequences' log-probabilities in nats, divided by the length penalty: `(rows)`.
 
-    One pass of the model computes them: `generate()` would keep each step's scores of the whole vocabulary.
+    The model computes them in one pass; `generate()` would keep the whole vocabulary's scores at each step.
     """
     inputs = {name: tensor.repeat_interleave(config.num_return_sequences, dim=0) for name, tensor in inputs.items()}
     log_probabilities = token_log_probabilities(model, inputs, sequences[:, :-1], sequences[:, 1:])
@@ -196,7 +196,7 @@ def score_sequences(
 def token_log_probabilities(
     model: Seq2SeqModel, inputs: Inputs, decoder_inputs: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Return the log-probability of each label in nats, `(rows, length)`; 0 where the label is -100."""
+    """Return each label's log-probability in nats, `(rows, length)`; 0 for the label -100."""
     score, parts = torch.nn.functional.cross_entropy, logits_in_parts(model, inputs, decoder_inputs)
     found = torch.cat([-score(logits.transpose(1, 2), labels[part], reduction="none") for part, logits in parts])
     check_logits(found, model.dtype)
@@ -206,7 +206,7 @@ def token_log_probabilities(
 def logits_in_parts(
     model: Seq2SeqModel, inputs: Inputs, decoder_inputs: torch.Tensor
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield some rows of a batch at a time, and their float32 logits `(rows, length, V)`."""
+    """Yield parts of a batch: some rows with their float32 logits `(rows, length, V)`."""
     rows = max(1, LOGITS_BUDGET // (decoder_inputs.shape[1] * model.get_output_embeddings().weight.shape[0]))
     for start in range(0, len(decoder_inputs), rows):
         part = slice(start, start + rows)

@@ -1,4 +1,4 @@
-"""Trained models from a folder or the Hub to a device."""
+"""Load trained models from a folder or the Hub to a device."""
 
 import pickle
 import re
@@ -22,18 +22,18 @@ WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")
 WEIGHT_FILES = tuple(f"{name}{suffix}" for name in WHOLE_FILES for suffix in ("", ".index.json"))
 ADAPTER_FILE = "adapter_config.json"
 NO_SIZES = re.compile("trainable_token_indices|alora_invocation_tokens|.*seed|.*key")
-ELSEWHERE = ("megatron_config", "adapters")  # settings that name modules of Python and folders
-MOST_PARTS = 10_000  # layers or labels that a config may ask for
+ELSEWHERE = ("megatron_config", "adapters")  # settings that name Python modules and folders
+MOST_PARTS = 10_000  # most layers or labels in a config
 STOCK = ("bart", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "umt5")
-CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, of the same folder
+CODE_REFERENCE = re.compile(r"\w+\.\w+")  # file and class in `auto_map`, in the same folder
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-# No code, because the installed Heedful has its own, and no training state.
+# No code, because Heedful is installed, and no training state.
 FETCHED_FILES = ["recipe.yaml", "*.json", "*.safetensors", "*.bin", "*.model", "*.spm", "*.txt", "*.jinja"]
 IGNORED_FILES = ["checkpoints/*", "training_state/*", "runs/*", "onnx/*"]
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
-    """Return an existing device, "cpu", "cuda", "cuda:1" or "mps"; for None CUDA if there is one, else CPU."""
+    """Return an existing device: "cpu", "cuda", "cuda:1", "mps", or for None CUDA if available, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # `device_count`, because "cuda:1" needs two GPUs.
@@ -50,7 +50,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def model_folder(model: str | Path, revision: str | None = None) -> Path:
-    """Return a model's folder, fetched from the Hub if there is none; a missing model is a `FileNotFoundError`."""
+    """Return a model's folder, downloaded from the Hub if needed; a missing model is a `FileNotFoundError`."""
     folder = Path(model)
     if folder.is_file():
         raise FileNotFoundError(f"{folder} must be a folder with a model, but is a file.")
@@ -59,7 +59,7 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
             raise ValueError(f"`revision` must be None for a local folder ({folder}), but is {revision!r} instead.")
         return folder
     if not HUB_ID.fullmatch(str(model)):
-        must = f"{folder} must be a folder with a model, or the id of a model on the Hub"
+        must = f"{folder} must be a folder with a model, or a model's id on the Hub"
         raise FileNotFoundError(f"{must}, but does not exist.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -77,22 +77,22 @@ def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
 
     Unlike `AutoModelForSeq2SeqLM.from_pretrained`, it refuses weights that do not match the model (there, missing ones
     become random numbers and unknown ones are dropped), are not numbers or have changed, and a broken
-    generation_config.json: a `ValueError` has folder and reason, a `FileNotFoundError` names a missing file.
+    generation_config.json. A `ValueError` gives folder and reason; a `FileNotFoundError` names a missing file.
     """
     folder = model_folder(folder, revision)
     if is_adapter(folder):
         return merged_adapter(folder)
     check_files(folder)
-    # At the same time as the loading, which takes as long.
+    # In parallel with loading, which takes as long.
     changed = ThreadPoolExecutor(1).submit(changed_files, folder, "weights")
     from transformers import AutoModelForSeq2SeqLM
 
     model: Seq2SeqModel = load_weights(folder, AutoModelForSeq2SeqLM, local_files_only=True)
     if names := changed.result():  # last: the errors above say more
-        must = f"The model in {folder} must be the one that was saved there, but {listed(names)} changed since"
-        raise ValueError(f"{must}. If that is meant, delete {CHECKSUMS_FILE}, which remembers them.")
+        must = f"The model in {folder} must be unchanged since it was saved, but {listed(names)} changed"
+        raise ValueError(f"{must}. If you changed it on purpose, delete {CHECKSUMS_FILE}.")
     saved = read_object(folder / "generation_config.json")
-    if saved.keys() & SEARCH_SETTINGS:  # transformers drops them from a config made of config.json
+    if saved.keys() & SEARCH_SETTINGS:  # transformers drops them from a config made from config.json
         known = {name: value for name, value in saved.items() if name[0] != "_"}
         model.generation_config = type(model.generation_config).from_dict(known)
     if model.config.model_type.startswith("heed"):
@@ -102,7 +102,7 @@ def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
 
 @contextmanager
 def reading(place: str | Path, part: str = "model") -> Iterator[None]:
-    """Turn the errors of safetensors, pickle, torch and transformers for broken files into a `ValueError`."""
+    """Turn errors for broken files (from safetensors, pickle, torch and transformers) into a `ValueError`."""
     try:
         yield
     except Exception as error:
@@ -112,8 +112,8 @@ def reading(place: str | Path, part: str = "model") -> Iterator[None]:
 
 
 def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "", **options: Any) -> Any:
-    """Load a model by an Auto class; missing weights are errors, and unknown ones that match `read`."""
-    # transformers' error does not name other shapes; `check_report` does.
+    """Load a model by an Auto class; missing weights, and unknown ones that match `read`, are errors."""
+    # transformers' error does not name wrong shapes; `check_report` does.
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
     with reading(place):
         model, report = kind.from_pretrained(place, **options)
@@ -124,7 +124,7 @@ def load_weights(place: str | Path, kind: Any, read: str = "", may_lack: str = "
 
 
 def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = "") -> None:
-    """Raise a `ValueError` for weights that are missing, unknown or of other shapes by a loading report."""
+    """Raise a `ValueError` for weights that a loading report calls missing, unknown or mismatched."""
     for kind, meaning in (("missing_keys", "lack"), ("unexpected_keys", "have, unknown to the model,")):
         names = sorted(name for name in report[kind] if name != may_lack)
         if names:
@@ -136,12 +136,12 @@ def check_report(folder: str | Path, report: Mapping[str, Any], may_lack: str = 
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter of peft and no model."""
+    """Return whether a folder holds a peft adapter and no model."""
     return (folder / ADAPTER_FILE).is_file() and not (folder / "config.json").is_file()
 
 
 def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> TokenizerPair:
-    """Load a model's tokenizers from its folder; messages name the path or id that a user has `given`."""
+    """Load a model's tokenizers from its folder; messages name the `given` path or id."""
     folder = tokenizer_folder(folder)
     try:
         tokenizers = TokenizerPair.from_pretrained(folder)
@@ -154,45 +154,45 @@ def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> Tok
             raise ValueError(f"The tokenizers in {folder} cannot be used: {first_line(error)}") from error
         languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""
         raise ValueError(
-            f"The model in {folder} must be one of Heedful's, but is a {kind} model as it was published: "
-            f"`heedful convert {given} NEW_FOLDER{languages}` makes a Heed model of it that computes the same."
+            f"The model in {folder} must be a Heed model, but is a {kind} model: "
+            f"`heedful convert {given} NEW_FOLDER{languages}` makes an equal Heed model."
         ) from error
     return tokenizers
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Return the folder of a model's tokenizers: for an adapter without its own, that of its model."""
+    """Return the folder of a model's tokenizers: the base model's for an adapter without any."""
     has_none = is_adapter(folder) and not (folder / "tokenizer.json").is_file()
     return adapted_model(folder) if has_none else folder
 
 
 def why_not_loaded(error: Exception) -> str:
-    """Return why transformers could not load a model, in our words where its own would mislead."""
+    """Return why transformers could not load a model, reworded if its message would mislead."""
     text = str(error)
     if "custom code" in text:
         return (
-            "it needs code of its own, which Heedful does not run unasked. Who trusts it loads it with "
-            "`AutoModelForSeq2SeqLM.from_pretrained(…, trust_remote_code=True)` and gives it to `Translator(model, "
-            "tokenizers)`, or checks it with `heedful verify --trust-remote-code`; Heed's own models need no code."
+            "it contains custom code, which is not run automatically. If you trust it, load it with "
+            "`AutoModelForSeq2SeqLM.from_pretrained(…, trust_remote_code=True)` and pass it to `Translator(model, "
+            "tokenizers)`, or check it with `heedful verify --trust-remote-code`. Heed models need no custom code."
         )
     if "weights_only" in text or isinstance(error, pickle.UnpicklingError | EOFError):
-        what = "its weights (.bin) are broken, or hold more than tensors, which could run code and is never loaded"
+        what = "its weights (.bin) are broken, or contain Python objects, which could run code and are never loaded"
         return f"{what}: get them as .safetensors."
     return first_line(error)
 
 
 def check_files(folder: Path) -> None:
-    """Raise an error for a fault in a model's folder that needs no library."""
+    """Raise an error for a model folder's faults that need no library to find."""
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} must hold a model, but has no config.json.")
     check_inside(folder)
     config = read_object(path)
     if "model_type" not in config and (folder / "model.bin").is_file():
-        raise ValueError(f"{folder} must hold a model for transformers, but holds one for CTranslate2, which runs it.")
+        raise ValueError(f"{folder} must hold a transformers model, but holds one for CTranslate2: run it there.")
     if "model_type" not in config:
         raise ValueError(f"{path} must be the config of a model, but has no `model_type`.")
-    for name, value in config.items():  # sizes of lists and modules that transformers makes before it reads a weight
+    for name, value in config.items():  # sizes of lists and modules that transformers makes before it loads a weight
         is_size = name == "num_labels" or name.endswith("layers")
         if is_size and isinstance(value, int | float) and value > MOST_PARTS:
             raise ValueError(f"`{name}` of {path} must be at most {MOST_PARTS:,}, but is {value:,} instead.")
@@ -203,7 +203,7 @@ def check_files(folder: Path) -> None:
 
 
 def adapted_model(folder: Path) -> Path:
-    """Return the folder of an adapter's model, if it is here or on the Hub."""
+    """Return an adapter's model folder, if it is here or on the Hub."""
     path = folder / ADAPTER_FILE
     settings = read_object(path)
     name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
@@ -218,7 +218,7 @@ def adapted_model(folder: Path) -> Path:
 
 
 def _check_adapter(path: Path) -> None:
-    """Raise a `ValueError` for an adapter's settings that would need endless time or memory, or name code."""
+    """Raise a `ValueError` for adapter settings that would need endless time or memory, or name code."""
     values = list(read_object(path).items())
     for number, (key, value) in enumerate(values):
         if isinstance(value, dict | list):
@@ -228,12 +228,12 @@ def _check_adapter(path: Path) -> None:
             or (isinstance(value, str) and key != "base_model_name_or_path" and ENDLESS.search(value))
             or (isinstance(value, int) and value > MOST_PARTS and not NO_SIZES.fullmatch(key))
         ):
-            must = f"names, simple patterns and numbers up to {MOST_PARTS:,}, and no more of them"
+            must = f"names, simple patterns and numbers, each number and their count at most {MOST_PARTS:,}"
             raise ValueError(f"`{key}` of {path} must be {must}, but is {shortened(value)} instead.")
 
 
 def merged_adapter(folder: Path) -> Seq2SeqModel:
-    """Load an adapter's model, with the adapter merged into its weights."""
+    """Load an adapter's model and merge the adapter into its weights."""
     peft = import_extra("peft", "adapters")
     check_inside(folder)
     base = below = adapted_model(folder)
@@ -246,7 +246,7 @@ def merged_adapter(folder: Path) -> Seq2SeqModel:
         below = adapted_model(below)
     _check_adapter(folder / ADAPTER_FILE)
     model = load_model(base)
-    # With a rank far above the file's, memory must not grow; own initializations need the weights.
+    # With a rank far above the file's, memory must not grow. Custom initializations need the weights.
     is_small = isinstance(read_object(folder / ADAPTER_FILE).get("init_lora_weights", True), bool)
     with reading(folder, "adapter"):
         settings = peft.PeftConfig.from_pretrained(str(folder))
@@ -258,7 +258,7 @@ def merged_adapter(folder: Path) -> Seq2SeqModel:
             wanted = peft.get_peft_model_state_dict(adapted).keys()
             saved = peft.load_peft_weights(str(folder), device="cpu").keys()
     if adapted is None:
-        must = f"The adapter in {folder} must be one that can be merged into the weights, as LoRA's"
+        must = f"The adapter in {folder} must be one that can be merged into weights, such as LoRA"
         cure = "load it with `PeftModel.from_pretrained` and call its `generate()`"
         raise ValueError(f"{must}, but is {settings.peft_type.value} instead: {cure}.")
     known = {f"base_model.model.{name}" for name in model.state_dict()}  # peft may save embeddings too

@@ -1,4 +1,4 @@
-"""Lines of several sentences: split before translation, and joined afterwards."""
+"""Lines with several sentences: split before translation, and joined afterwards."""
 
 import math
 import re
@@ -9,27 +9,27 @@ from heedful.decoding.engines import Translation
 from heedful.sentences_heed import LINE_BREAK, joined_sentences, split_sentences
 from heedful.symbols_heed import trimmed
 
-Ranked = list[Translation]  # the `Translation`s of a sentence or a line, best first
+Ranked = list[Translation]  # a sentence's or line's `Translation`s, best first
 FENCE = re.compile(r"\s*(`{3,}(?=[^`]*$)|~{3,}|\$\$(?=\s*$)|\\[][](?=\s*$))")
-FRONT = "---", "+++"  # around the front matter of a page
+FRONT = "---", "+++"  # around a page's front matter
 FRONT_MATTER = re.compile(r"[\w.-]+\s*[:=]|\s+\S|- |#")  # one line of it
 
 
 @dataclass
 class Paragraphs:
-    """The texts of one call by their numbers, each as lines or sentences with the separator after each.
+    """The texts of one call by number, each as lines or sentences with separators.
 
     List markers and lines without text stay; with `every_line` also code, formulas, and a page's front matter.
     """
 
     every_line: bool = False
     taken_apart: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
-    fence: str = ""  # of open code, formula or front matter
+    fence: str = ""  # mark of open code, formula or front matter
 
     def divided(
         self, texts: list[tuple[int, str]], rows: list[tuple[int, int, list[int]]], trained: int | None
     ) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int, str]]]:
-        """Split texts that are long or have several lines; return the others' rows, and (text, place, sentence)."""
+        """Split long texts and those with several lines; return the others' rows, and (text, place, sentence)."""
         long = {number for number, _, row in rows if len(row) > (trained or math.inf)}
         for number, text in texts:
             is_long = self.every_line or number in long
@@ -39,7 +39,7 @@ class Paragraphs:
         return [row for row in rows if row[0] not in self.taken_apart], parts
 
     def take_apart(self, number: int, text: str, by_sentence: bool = True) -> list[str]:
-        """Note and return the lines or sentences of a text; what stays as it is becomes an empty one."""
+        """Record and return a text's lines or sentences; untranslated parts become empty ones."""
         pieces = self.taken_apart[number] = list[tuple[str, str]]()
         lines = text.rstrip("\r\n")
         parts = LINE_BREAK.split(lines)
@@ -66,7 +66,7 @@ class Paragraphs:
         return pieces
 
     def put_together(self, number: int, found: dict[int, Ranked], empty: Ranked) -> Ranked:
-        """Return a line's translations; those of its sentences are joined, n-th with n-th best."""
+        """Return a line's translations, joined from its sentences' n-th best ones."""
         if (pieces := self.taken_apart.pop(number, None)) is None:
             return found.get(0, empty)
         results = []

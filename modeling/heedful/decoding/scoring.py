@@ -1,4 +1,4 @@
-"""The probability of given pairs by a model, token by token."""
+"""A model's probability for given pairs, token by token."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +21,12 @@ from heedful.symbols_heed import checked_texts, naming_the_line, trimmed
 
 @dataclass(frozen=True)
 class PairScore:
-    """A model's probability of a given pair's target, token by token, in nats.
+    """A model's log-probability for a pair's target, token by token, in nats.
 
     Attributes:
         token_ids: The target's ids from `TokenizerPair.encode_target`, </s> included.
-        tokens: Readable labels of these tokens, in which ▁ is a space.
-        token_scores: The log-probability of each token, given the source and the earlier tokens.
+        tokens: Readable labels of these tokens; ▁ is a space.
+        token_scores: Each token's log-probability, given the source and the earlier tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -35,7 +35,7 @@ class PairScore:
 
     @property
     def log_probability(self) -> float:
-        """The log-probability of the whole target."""
+        """The whole target's log-probability."""
         return math.fsum(self.token_scores)
 
     @property
@@ -45,9 +45,9 @@ class PairScore:
 
 
 def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
-    """Return |h1 - h2| + (h1 + h2) / 2, in nats, for the cross-entropies per token by models in both directions.
+    """Return |h1 - h2| + (h1 + h2) / 2 in nats, for both directions' cross-entropies per token.
 
-    Lower is a better translation (Junczys-Dowmunt, 2018, arXiv 1809.00197, which filters by exp of its negative).
+    Lower means a better translation (Junczys-Dowmunt, 2018, arXiv 1809.00197, who filters by exp of its negative).
     """
     first, second = -forward.per_token, -backward.per_token
     return abs(first - second) + (first + second) / 2
@@ -56,7 +56,7 @@ def dual_cross_entropy(forward: PairScore, backward: PairScore) -> float:
 def forced_batches(
     model: Seq2SeqModel, rows: Sequence[Row] | EncodedPairs, lengths: tuple[TokenCounts, TokenCounts], budget: int
 ) -> Iterator[tuple[list[int], Inputs, torch.Tensor, torch.Tensor]]:
-    """Yield rows in batches: numbers, the inputs of encoder and decoder, labels."""
+    """Yield rows in batches: numbers, encoder and decoder inputs, labels."""
     pad, start = (special_token(model, name) for name in ("pad_token_id", "decoder_start_token_id"))
     for (numbers,) in UpdateBatches(*lengths, BatchingSettings(budget)).epoch(0):
         batch = collate([rows[number] for number in numbers], pad)
@@ -69,7 +69,7 @@ def forced_batches(
 def score_stream(
     translator: Any, pairs: Iterable[tuple[str, str]], chunk_size: int, tally: Any
 ) -> Iterator[PairScore | None]:
-    """Score as `Translator.score_pairs`, after its checks."""
+    """Score like `Translator.score_pairs`, after its checks."""
     model, tokenizers, search = translator.model, translator.tokenizers, tally.search
     stream, first_number = iter(pairs), 1
     while chunk := list(islice(stream, chunk_size)):

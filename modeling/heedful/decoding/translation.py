@@ -1,4 +1,4 @@
-"""Text in, translations out; in float32 an output depends neither on other sentences nor on `token_budget`."""
+"""Text in, translations out. In float32, outputs do not depend on other sentences or `token_budget`."""
 
 import copy
 import warnings
@@ -32,13 +32,13 @@ from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, nami
 
 @dataclass(frozen=True)
 class Search:
-    """The checked settings of one call, with defaults."""
+    """One call's checked settings, with defaults."""
 
     config: GenerationConfig
     token_budget: int
     target_language: str | None = None
-    positions: int | None = None  # the most tokens of a sequence
-    trained: int | None = None  # tokens of the longest source in training, if known
+    positions: int | None = None  # most tokens in a sequence
+    trained: int | None = None  # longest source in training, in tokens, if known
     split: bool | None = False
     every_line: bool = False
     keep_going: bool = False
@@ -48,7 +48,7 @@ class Search:
 
 @dataclass
 class Tally:
-    """The counts of one call, for its warnings at the end."""
+    """One call's counts, for its warnings at the end."""
 
     search: Search
     paragraphs: Paragraphs | None = None  # if lines may be split
@@ -58,11 +58,11 @@ class Tally:
     skipped: list[tuple[int, int]] = field(default_factory=list)
 
     def keeps(self, number: int, *sides: Sequence[int]) -> bool:
-        """Return whether a sentence, or a pair, is short enough, and note a long one."""
+        """Return whether a sentence or pair is short enough, and record a long one."""
         positions, trained = self.search.positions, self.search.trained
         most, tokens = positions or max(MOST_SOURCE_TOKENS, trained or 0), max(map(len, sides))
         if tokens > most and not self.search.keep_going:
-            whose = "the model's number of positions" if positions else "more than which takes too much memory"
+            whose = "the model's number of positions" if positions else "because more take too much memory"
             raise ValueError(f"Sentence {number} must have at most {most} tokens, {whose}, but has {tokens} instead.")
         if tokens > most:
             self.skipped.append((number, tokens))
@@ -71,13 +71,13 @@ class Tally:
         return tokens <= most
 
     def warn(self, done: str = "translated") -> None:
-        """Warn once of each kind, to the caller of the translator's method."""
+        """Warn once per kind, at the caller of the translator's method."""
         if self.unfinished:
             were, limit = "output was" if self.unfinished == 1 else "outputs were", "`max_new_tokens`"
             at = f"{self.search.config.max_new_tokens} tokens"
             if (beyond := getattr(self.search.config, "tokens_beyond_source", None)) is not None:
-                at, limit = f"{at}, or {beyond} more than the source has,", f"{limit} or `tokens_beyond_source`"
-            cure = f"raise {limit}, or look whether the model repeats itself"
+                at, limit = f"{at}, or {beyond} beyond the source length,", f"{limit} or `tokens_beyond_source`"
+            cure = f"raise {limit}, or check whether the model repeats itself"
             warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
         if self.unknown:
             have = "output has" if self.unknown == 1 else "outputs have"
@@ -85,26 +85,26 @@ class Tally:
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
-                result += ": `split` (of `translate_lines`, `--split`) takes them apart"
-            learned = f"the {self.search.trained} tokens that the model has learned from"
+                result += ": `split` (of `translate_lines`, `--split`) splits them"
+            learned = f"the {self.search.trained} tokens of the longest training source"
             warnings.warn(f"{_counted(self.long)} longer than {learned}, and may be {result}.", stacklevel=3)
         if self.skipped:
             warnings.warn(f"{_counted(self.skipped)} too long to be {done}, and left empty.", stacklevel=3)
 
 
 class Translator:
-    """Translates with a sequence-to-sequence model and its tokenizers.
+    """Translate with a sequence-to-sequence model and its tokenizers.
 
     Args:
-        model: A Heed model, or any other encoder-decoder of transformers with `generate()`, on its device.
+        model: A Heed model, or another transformers encoder-decoder with `generate()`, on its device.
         tokenizers: The pair that the model was trained with.
         engine: `generate` is `model.generate()`; `native` is Heed's own decoder for the CPU, several times as fast,
-            with the same tokens in float32. `auto` takes the native one wherever it can follow the settings.
-        precision: Of the native decoder: `float32` or `int8`.
-        ensemble: Further models with these tokenizers: the mean of all probabilities chooses each token.
+            with the same tokens in float32. `auto` uses the native decoder if it supports model and settings.
+        precision: Weight type of the native decoder, `float32` or `int8`.
+        ensemble: Further models with these tokenizers. The mean of all probabilities chooses each token.
 
     Raises:
-        ValueError: If the tokenizers do not fit the model, the engine cannot run it, or a precision would be ignored.
+        ValueError: If the tokenizers do not fit the model, the engine cannot run it, or the precision is ignored.
     """
 
     def __init__(
@@ -150,9 +150,8 @@ class Translator:
         """Load a model and its tokenizers from a folder or the Hub.
 
         Args:
-            folder: A local folder with a model or an adapter of peft, which is merged into its model; or an id on the
-                Hub.
-            device: "cpu", "cuda", "cuda:1", "mps"; None takes CUDA if there is one, else the CPU.
+            folder: A local folder with a model or a peft adapter (which is merged into its model), or a Hub id.
+            device: "cpu", "cuda", "cuda:1", "mps"; None means CUDA if available, else the CPU.
             revision: Branch, tag or commit on the Hub.
             engine: As in the constructor.
             precision: As in the constructor.
@@ -179,27 +178,26 @@ class Translator:
     ) -> list[list[Translation]]:
         """Translate sentences.
 
-        A blank sentence gives empty translations. The lines of a text are translated one by one, and the line breaks
-        stay; a model of the task `heed-text2text` gets the whole text. Warnings count the sentences that reached the
-        length limit (`Translation.finished` is False), and those longer than any source in training. With the
-        generation config's `do_sample`, results are random and depend on the batch.
+        A blank sentence gives empty translations. A text's lines are translated one by one, and line breaks stay;
+        `heed-text2text` models get the whole text. Warnings count the sentences that reached the length limit
+        (`Translation.finished` is False), and those longer than any training source. With the generation config's
+        `do_sample`, results are random and depend on the batch.
 
         Args:
             texts: Sentences.
-            num_beams: Width of beam search, 1 for greedy search; None takes the model's generation config.
+            num_beams: Beam width, 1 for greedy search; None uses the model's generation config.
             num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
-            target_language: Language to translate into, if the tokenizers know several.
-            max_new_tokens: Longest translation in tokens; None takes the generation config's limit, else 256.
-            early_stopping: Whether beam search ends with its `num_beams`-th hypothesis; None takes the generation
-                config.
-            token_budget: Padded source tokens × beams of one batch; a longer sentence runs alone.
+            target_language: Language to translate into, if the tokenizers have several.
+            max_new_tokens: Longest translation in tokens; None uses the generation config's limit, else 256.
+            early_stopping: Whether beam search ends with its `num_beams`-th hypothesis; None uses the config.
+            token_budget: Batch size in padded source tokens × beams; a longer sentence runs alone.
 
         Returns:
-            For each sentence its `num_return_sequences` translations, in the order of `texts`.
+            The `num_return_sequences` translations of each sentence, in the order of `texts`.
 
         Raises:
-            ValueError: If a setting is out of range, or a sentence is longer than the model's learned positions, or
-                than 8,192 tokens unless training had longer ones.
+            ValueError: If a setting is out of range, or a sentence exceeds the model's learned positions, or has more
+                than 8,192 tokens although training had no such source.
         """
         options: dict[str, Any] = {"target_language": target_language, "token_budget": token_budget}
         tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
@@ -219,24 +217,23 @@ class Translator:
         progress: Progress | None = None,
         **settings: Any,
     ) -> Iterator[list[Translation]]:
-        """Translate a stream of lines that need not fit in memory, for example an open file.
+        """Translate a stream of lines, such as an open file, which need not fit in memory.
 
         Args:
-            lines: Lines, with or without their line ends; a byte order mark before the first one is dropped.
-            chunk_size: Number of lines that are read and batched together; None if `lines` are lists of such lines.
-            split: Whether a line longer than any source in training is split into sentences. Their translations are
-                joined, n-th best with n-th best; the score is the mean of theirs. None splits texts at line breaks, as
-                `translate` does, and False gives the model each text as one sequence.
-            paragraphs: Whether each line is split. White space, line ends, bullets or numbers at its beginning, and
-                lines without text (tags, addresses, front matter, code) stay; cells of a table are translated one by
-                one.
+            lines: Lines, with or without line ends; a byte order mark before the first is dropped.
+            chunk_size: Lines to read and batch together; None if `lines` are lists of such lines.
+            split: Whether to split lines longer than any training source into sentences. Their translations are
+                joined, n-th best with n-th best, with the mean of the scores. None splits texts at line breaks, like
+                `translate`; False gives the model each text as one sequence.
+            paragraphs: Whether to split each line into sentences. White space, line ends, leading bullets or numbers,
+                and lines without text (tags, addresses, front matter, code) stay. Table cells are translated singly.
             keep_going: Whether a too long sentence gives empty translations and a warning, not an error.
-            sampling: Draws one translation of each line, the same in every batch, instead of a search.
-            progress: Called with the number of lines since its last call.
-            **settings: The keyword arguments of `translate`.
+            sampling: Draws one translation per line, the same in every batch, instead of a search.
+            progress: Called with the number of lines since the last call.
+            **settings: Keyword arguments of `translate`.
 
         Returns:
-            An iterator with one list of translations per line, in order. Its warnings come once, at its end.
+            An iterator with a list of translations per line, in order. Warnings come once, at its end.
 
         Raises:
             ValueError: As `translate` does; sentences are numbered through the whole stream.
@@ -261,20 +258,20 @@ class Translator:
         chunk_size: int = 4096,
         keep_going: bool = False,
     ) -> Iterator[PairScore | None]:
-        """Score given translations by the model's probability, of pairs that need not fit in memory.
+        """Score given translations by the model's probability, from pairs that need not fit in memory.
 
-        Padding changes a score in float32 by less than 1e-5 a token; with a `token_budget` of 1 each pair runs alone.
-        </s> is scored too. One warning counts the sources longer than any in training.
+        Padding changes a float32 score by less than 1e-5 per token; with a `token_budget` of 1 each pair runs alone.
+        </s> is scored too. A warning counts the sources longer than any training source.
 
         Args:
             pairs: Sources and targets.
-            target_language: The language of the targets, if the tokenizers know several.
-            token_budget: Padded tokens of one batch, sources and targets; a longer pair runs alone.
-            chunk_size: Number of pairs that are read and batched together.
+            target_language: The targets' language, if the tokenizers have several.
+            token_budget: Padded tokens per batch, sources and targets; a longer pair runs alone.
+            chunk_size: Pairs to read and batch together.
             keep_going: Whether a too long pair has no score and a warning, not an error.
 
         Returns:
-            An iterator with one score for each pair, in order; `None` for a too long one.
+            An iterator with a score per pair, in order; `None` for a too long one.
 
         Raises:
             ValueError: If a setting is out of range, a pair is not two texts or is too long, or the precision not
@@ -282,9 +279,9 @@ class Translator:
         """
         check_are_several(pairs, "pairs")
         check_at_least(1, token_budget=token_budget, chunk_size=chunk_size)
-        self.tokenizers.encode_source([""], target_language)  # raises now, not at the first pair
+        self.tokenizers.encode_source([""], target_language)  # raises before the first pair
         if self.precision != "float32" or self.ensemble:
-            must = "`engine`, `precision` and `ensemble` must be left out to score pairs, which the model itself does"
+            must = "`engine`, `precision` and `ensemble` must be left out, because the model itself scores pairs"
             given = f"{self.engine}, {self.precision} and {len(self.ensemble)} models"
             raise ValueError(f"{must}, but are {given} instead.")
         limits = position_limit(self.model.config), self._longest_trained()
@@ -292,7 +289,7 @@ class Translator:
         return score_stream(self, pairs, chunk_size, Tally(search))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process packs its own weights.
+        # Each process packs the weights again.
         return self.__dict__ | {"_engines": {}}
 
     def _stream(self, lines: Iterable[Any], chunk_size: int | None, tally: Tally) -> Iterator[list[Translation]]:
@@ -313,7 +310,7 @@ class Translator:
         early_stopping: bool | None,
         **options: Any,
     ) -> Search:
-        """Check a call's settings, and copy those of its search into a generation config."""
+        """Check a call's settings, and copy its search settings into a generation config."""
         offered = getattr(self.model.config, "custom_pipelines", None) or {}
         if options.setdefault("split", None) is None and next(iter(offered), None) == TEXT_TASK:
             options["split"] = False
@@ -354,8 +351,8 @@ class Translator:
         if may_replace(self.model, config):
             try:
                 return self._current("native")
-            except ValueError as error:  # changed code gives other logits, always
-                warnings.warn(f"`generate()` translates, not the native decoder. {error}", stacklevel=2)
+            except ValueError as error:  # changed code always gives other logits
+                warnings.warn(f"`generate()` translates instead of the native decoder. {error}", stacklevel=2)
                 self.engine = "generate"
         return self._current("generate")
 
@@ -397,7 +394,7 @@ class Translator:
         return results
 
     def _rows(self, texts: list[tuple[int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
-        """Encode numbered texts; each row has the number of its text, and its place there."""
+        """Encode numbered texts; each row has its text's number, and its place there."""
         apart, rows = tally.paragraphs, []
         if apart is None or not apart.every_line:
             rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
@@ -414,9 +411,9 @@ class Translator:
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:
-    """Return a subject with its verb for sentences by numbers and tokens: "… is" or "… are"."""
+    """Return subject and verb for sentences by numbers and tokens: "… is" or "… are"."""
     number, tokens = sentences[0]
     count = len({number for number, _ in sentences})
     if count == 1:
-        return f"Sentence {number}, of {tokens} tokens, is"
-    return f"{count} sentences, the first of them sentence {number} of {tokens} tokens, are"
+        return f"Sentence {number} with {tokens} tokens is"
+    return f"{count} sentences (the first is sentence {number} with {tokens} tokens) are"

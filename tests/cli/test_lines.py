@@ -71,7 +71,7 @@ def test_texts_of_a_table_are_those_of_one_column(folder, heedful_command, print
         assert output == "if a: \tb  c\n" * 2, (name, column)
         printed("backtranslate", folder / "model", name, "--target", column, "-o", f"{name}.b.jsonl")
         assert [json.loads(line)["target"] for line in read_lines(f"{name}.b.jsonl", "")] == ["w100", "w101"], name
-        asked = f"must say which column of {name} to read: it has .*'w100'" if name != "t.csv" else "it has 'ko', 'en'"
+        asked = f"must name a column of {name}, which has .*'w100'" if name != "t.csv" else "which has 'ko', 'en'"
         for command in (
             ["translate", folder / "model", "--input", name],
             ["pairs", "spelling", "--texts", name, "-o", "a.jsonl"],

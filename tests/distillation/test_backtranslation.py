@@ -144,7 +144,7 @@ def test_the_command_writes_pairs_and_nothing_after_wrong_use(folder, pairs, tmp
         ([cut, "-o", out], f"{cut} must be a complete gzip file, but breaks after line"),
         ([texts, "-o", tmp_path / "pairs.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([tmp_path / "none", "-o", out], "`TEXTS` must be a text file"),
-        ([objects, "-o", out], "`--target` must say which column"),
+        ([objects, "-o", out], "`--target` must name a column"),
         ([objects, "-o", objects], "`--output` must not be an input file"),
         ([texts, "-o", out, "--top-k", 3], "`--top-k` is for sampling, and must be left out of beam"),
         ([texts, "-o", out], "but all 2 were left out"),

@@ -52,7 +52,7 @@ def test_columns_are_found_or_asked_for(tmp_path):
         assert find_columns(str(tmp_path / name))[:2] == expected
     for text in ('{"a": "x", "b": "y", "c": "z"}', '{"de": "x", "en": "y", "fr": "z"}'):
         (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
-        message = r"`--source` and `--target` must say which columns .* has '\w+': texts, '\w+': texts, '\w+': texts\."
+        message = r"`--source` and `--target` must name the columns, .* has '\w+': texts, '\w+': texts, '\w+': texts\."
         assert_error(message, find_columns, str(tmp_path / "a.jsonl"))
 
 
@@ -82,7 +82,7 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     assert told[2:5] == [
         "limits: 256 source tokens, 256 target tokens",
         "duplicates: 98 % of the pairs; source and target alike: 0 % of the pairs",
-        "warning: only 1 pairs differ, by which the sizes are chosen",
+        "warning: only 1 pairs differ, and they set the sizes",
     ]
     assert read_recipe(tmp_path / "yes.yaml").name == "yes"
     assert recipe.data.located.train == str(tmp_path / "recipes" / ".." / "my pairs.tsv")
@@ -94,9 +94,9 @@ def test_a_recipe_fits_its_data_and_is_commented(tmp_path):
     lines = [line for line in text.splitlines() if re.match(r"  \w+: \S", line)]
     assert sum("  # " in line for line in lines) > len(lines) / 2
     assert not diagnose(recipe).has_errors
-    must = r"`--output` must be .* does not exist yet, but .*mine.yaml does: name another, or delete it first\."
+    must = r"`--output` must be .* does not exist yet, but .*mine.yaml does: choose another, or delete it first\."
     assert_error(must, write, data, path)
-    assert_error("`--source` and `--target` must be given both", write, data, path, source="1")  # said at once
+    assert_error("`--source` and `--target` must be given together", write, data, path, source="1")  # said at once
 
 
 def test_texts_that_are_alike_are_kept_where_they_are_what_there_is_to_learn(tmp_path):
@@ -111,9 +111,9 @@ def test_what_cannot_be_looked_at_is_refused(tmp_path):
     table_file(tmp_path / "a.tsv", PAIRS)
     table_file(tmp_path / "few.tsv", PAIRS[:3])
     for name, arguments, message in [
-        ("nowhere.tsv", {}, r"`--data` must be a file or folder that exists, but .*nowhere.tsv does not"),
-        ("a.tsv", {"source": "1"}, "`--source` and `--target` must be given both or not at all"),
-        ("few.tsv", {}, "`--data` must hold at least 20 pairs to learn from, but .* holds 3"),
+        ("nowhere.tsv", {}, r"`--data` must be an existing file or folder, but .*nowhere.tsv does not"),
+        ("a.tsv", {"source": "1"}, "`--source` and `--target` must be given together"),
+        ("few.tsv", {}, "`--data` must hold at least 20 pairs, but .* holds 3"),
     ]:
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             write(tmp_path / name, tmp_path / "a.yaml", **arguments)
@@ -255,7 +255,7 @@ def test_of_tables_made_at_random_hardly_any_is_refused_and_none_is_taken_wrongl
         if (tuple(columns), pairs) != (expected, count):
             wrong.append((columns, why, pairs, expected, count, beginning))
     assert wrong == []
-    assert all("must say which columns to take" in told for told, _ in refused)
+    assert all("must name the columns" in told for told, _ in refused)
     assert len(refused) <= 13, refused
 
 
@@ -267,18 +267,18 @@ def test_numbers_of_columns_of_a_table_with_names_become_these_and_what_may_be_n
     recipe = read_recipe(written.path)
     assert (recipe.data.source, recipe.data.target) == ("고객 질문", "답변")
     assert written.told[0].startswith("60 pairs")
-    assert "columns 2 and 4: the first line has the names" in written.told[0]
+    assert "columns 2 and 4: the first line is a header" in written.told[0]
     assert written.told[1].startswith(f"first pair: '{PAIRS[0][0]}'")
     table_file(tmp_path / "a.csv", rows[1:], ",")
     written = write(data, tmp_path / "b.yaml", "2", "4")
     assert (read_recipe(written.path).data.source, written.told[0][:8]) == ("2", "60 pairs")
     data = table_file(tmp_path / "a.tsv", [("Satz A", "Satz B"), *((english, english[::-1]) for english in ENGLISH)])
-    message = r"by names where the first line of .*a\.tsv, 'Satz A', 'Satz B', has these, or else by numbers"
+    message = r"by names if the first line of .*a\.tsv \('Satz A', 'Satz B'\) is a header, or else by numbers"
     assert_error(message, write, data, tmp_path / "c.yaml")
     words = table_file(tmp_path / "words.tsv", [("en", "de"), *((word, word[::-1]) for word in WORDS)])
-    assert_error("by names where the first line of .* 'en', 'de', has these", write, words, tmp_path / "c.yaml")
+    assert_error("by names if the first line of .* .'en', 'de'. is a header", write, words, tmp_path / "c.yaml")
     (tmp_path / "cmu.txt").write_text(";;; by hand; or so\n" + "WORD  W ER1 D\n" * 30)
-    message = r"`--data` must be a table with tabs, .* and no comments, but .*cmu\.txt has ';;; by hand; or so'"
+    message = r"`--data` must be a table with two cells .* without comments, but .*cmu\.txt has ';;; by hand; or so'"
     assert_error(message, write, tmp_path / "cmu.txt", tmp_path / "c.yaml")
     for number, columns in enumerate([("Satz A", "Satz B"), ("1", "2")]):
         told = write(data, tmp_path / f"{number}.yaml", *columns).told[0]

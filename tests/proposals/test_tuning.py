@@ -44,7 +44,7 @@ def test_a_search_ends_with_a_recipe_of_the_best_values_and_a_picture(found, rec
     pruned = [trial for trial in found.trials if trial.is_pruned]  # before its end
     assert pruned
     assert all(trial.updates < 6 and trial.values["learning_rate"] == 0.0001 for trial in pruned)
-    with pytest.raises(ValueError, match=r"must be a new folder or that of this search, but .* holds another"):
+    with pytest.raises(ValueError, match=r"must be a new folder or this search's folder, but .* holds another"):
         tune(recipe, found.recipe.parent, minutes=1, vary={"dropout": [0.1, 0.2]})
 
 
@@ -116,9 +116,9 @@ def test_any_key_may_be_varied_and_empty_is_a_value(recipe, tmp_path):
 def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
     twice = {"dropout": [0.1, 0.3], "model.options.dropout": [0.2, 0.4]}
     cases = [
-        ({}, "`--vary` must name a knob or more .* but names none"),
-        ({"dropout": [0.1]}, "`--vary dropout` must have two values or more, but has 0.1 alone"),
-        ({"vocabulary": []}, r"must have two values or more, but has none here: give it vocabulary=VALUE,VALUE"),
+        ({}, "`--vary` must name a setting .* but names none"),
+        ({"dropout": [0.1]}, "`--vary dropout` must have at least two values, but has only 0.1"),
+        ({"vocabulary": []}, r"must have at least two values, but has none here: pass vocabulary=VALUE,VALUE"),
         ({"widht": [32, 64]}, "must name one of vocabulary, .*, or a key of the recipe, but names widht instead"),
         ({"optimization.rate": [1, 2]}, "a key of the recipe, but names optimization.rate instead"),
         ({"dropout": [0.1, "much"]}, "dropout"),
@@ -154,9 +154,9 @@ def test_a_trial_that_diverges_is_left_out_and_the_search_goes_on(recipe, tmp_pa
     vary = {"learning_rate": [1e30, 0.002]}
     search = tune(recipe, tmp_path / "search", minutes=5, vary=vary)
     assert [trial.values for trial in search.trials] == [{"learning_rate": 0.002}]
-    assert "where the recipe as it was gave" not in search.recipe.read_text()  # 0.003 was not among the values
+    assert "where the original recipe gave" not in search.recipe.read_text()  # 0.003 was not among the values
     assert tune(recipe, tmp_path / "search", minutes=5, vary=vary) == search
-    with pytest.raises(ValueError, match="`--vary` must leave a model that can be trained, but none of its values"):
+    with pytest.raises(ValueError, match="`--vary` must allow a model that can be trained, but none of its values"):
         tune(recipe, tmp_path / "other", minutes=5, vary={"learning_rate": [1e30, 1e31]})
     assert not (tmp_path / "other").exists()
 
@@ -180,7 +180,7 @@ def test_trials_are_compared_by_the_same_pairs_and_all_of_their_bytes(tmp_path):
         losses.append(tune(mine, tmp_path / str(both), minutes=5, vary={"dropout": [0.1, 0.2]}).trials[0].loss)
     assert losses[1] < 1.5 * losses[0]  # of twice the rows
     study = Tuning(mine, tmp_path / "True", {"dropout": [0.1, 0.2]}).study()
-    with pytest.raises(ValueError, match=r"`data\.validation` must be the pairs of the trials before"):
+    with pytest.raises(ValueError, match=r"`data\.validation` must be the same pairs as in earlier trials"):
         tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
 
 

@@ -1,1 +1,1 @@
-"""Settings that fit: proposed from the data, or found by a search."""
+"""Suitable settings, proposed from the data or found by a search."""

@@ -1,4 +1,4 @@
-"""A first recipe for a user's pairs, with settings that fit them and this machine, and the reasons."""
+"""A first recipe with settings that fit a user's pairs and this machine, and the reasons."""
 
 import os
 import re
@@ -20,26 +20,26 @@ from heedful.files import check_is_new, quoted, shortened, write_text
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.recipe_file import commented, meanings, yaml_text
 
-JUDGED = 1000  # rows to choose columns by
+JUDGED = 1000  # rows for choosing columns
 HEAD = """# {title}
 #   heedful train {file}
-# Written by `heedful init` after a look at the data. Keys that are not here have their defaults; those of
-# `heedful recipes keys` are all there are, each with its meaning."""
-# Comments that fit better than the meanings of the keys.
+# Written by `heedful init` to fit the data. Other keys have their defaults: `heedful recipes keys` lists and explains
+# all keys."""
+# Comments more specific than the keys' meanings.
 NOTES = {
     "data.train": "relative to this file",
-    "data.validation": "empty holds out a twentieth of the pairs, at most 500, the same ones in every run",
+    "data.validation": "empty: holds out a twentieth of the pairs, at most 500, the same in every run",
     "data.max_source_tokens": "longer pairs are dropped",
     "model.options": "changes to the paper's base model: the fewer pairs, the smaller, and the more dropout",
     "optimization.schedule": "rises over the warm-up, then falls to 0 at max_updates",
     "optimization.max_minutes": "whichever comes first",
     "checkpoints.publish": "the weights with the lowest validation loss",
-    "decoding.bleu_tokenizer": "of targets without spaces between words; of Japanese, ja-mecab is usual",
-    "card.license": "yours, as the Hub names it, such as apache-2.0; empty: unknown",
+    "decoding.bleu_tokenizer": "for targets without spaces between words; ja-mecab is usual for Japanese",
+    "card.license": "your license's Hub name, such as apache-2.0; empty: unknown",
 }
 REASONS = {
     "bpe": "byte pairs suit sentences",
-    "word": "few different symbols between spaces; another one will be an error",
+    "word": "few different symbols between spaces; unknown symbols are errors",
     "character": "single words, also with tags, or texts in which only spaces change",
 }
 
@@ -51,16 +51,16 @@ def write_first_recipe(
     files = [data] if isinstance(data, Path) else list(data)
     for file in files:
         if not file.exists():
-            raise FileNotFoundError(f"`--data` must be a file or folder that exists, but {file} does not.")
+            raise FileNotFoundError(f"`--data` must be an existing file or folder, but {file} does not exist.")
     if (source is None) != (target is None):
-        raise ValueError("`--source` and `--target` must be given both or not at all, but only one is.")
+        raise ValueError("`--source` and `--target` must be given together, but only one is.")
     location = str(files[0]) if len(files) == 1 else [*map(str, files)]
     source, target, why = find_columns(location, (source, target) if source and target else None)
     splits = read_splits(DataRecipe(location, source, target), LOOKED_AT)
     count, pairs = splits.total or 0, Pairs.of("train", "data.train", splits.train)
     if count < 20:
-        raise ValueError(f"`--data` must hold at least 20 pairs to learn from, but {files[0]} holds {count}.")
-    check_is_new(output, "--output", "file", ": name another, or delete it first")
+        raise ValueError(f"`--data` must hold at least 20 pairs, but {files[0]} holds {count}.")
+    check_is_new(output, "--output", "file", ": choose another, or delete it first")
     facts = survey(splits.train if "group" in splits.train.column_names else pairs, count)
     machine = this_machine()
     chosen, minutes = propose(facts, machine)
@@ -87,7 +87,7 @@ def write_first_recipe(
         "data.cleaning.drop_identical": identical,
         "data.cleaning.max_ratio": "drops a pair if one side is more than this many times as long as the other "
         f"({percent(dropped['ratio'] / len(pairs))} of the pairs)",
-        "optimization.max_updates": f"{about} on {place}, as estimated",
+        "optimization.max_updates": f"estimated: {about} on {place}",
     }
     title = f"{yaml_text(title)}: {count:,} pairs, "
     title += f"from {languages[0] or shortened(source)} to {languages[1] or shortened(target)}."
@@ -98,49 +98,49 @@ def write_first_recipe(
         f"first pair: {shortened(pairs.sources[0])} → {shortened(pairs.targets[0])}",
         f"limits: {chosen['data.max_source_tokens']} source tokens, {chosen['data.max_target_tokens']} target tokens",
         f"duplicates: {duplicates}; source and target alike: {identical}",
-        *[f"warning: only {facts.pairs:,} pairs differ, by which the sizes are chosen"] * (2 * facts.pairs < count),
+        *[f"warning: only {facts.pairs:,} pairs differ, and they set the sizes"] * (2 * facts.pairs < count),
         f"vocabulary {chosen['tokenizer.vocab_size'] or 'of all symbols'}, d_model "
         f"{chosen['model.options']['d_model']}, {chosen['optimization.max_updates']:,} updates: {about} here",
         f"languages: {' → '.join(code or '?' for code in languages)}"
-        + "; if the model translates, name both in `card` of the recipe" * (None in languages),
+        + "; if the model translates, name both in the recipe's `card`" * (None in languages),
     ]
 
 
 def named(data: Path) -> str:
-    """Return the name of a file or folder, also for `.` or `..`."""
+    """Return a file's or folder's name, also for `.` or `..`."""
     return (data.resolve() if data.name in ("", "..") else data).name
 
 
 def _tokenizer_notes(settings: Mapping[str, Any], algorithms: tuple[str, str]) -> dict[str, str]:
     if algorithms == ("bpe", "bpe"):
-        return {"tokenizer.vocab_size": "byte pairs of both sides, which `heedful page` and every export take"}
+        return {"tokenizer.vocab_size": "byte pairs for both sides, for `heedful page` and all exports"}
     source, target = (REASONS[algorithm] for algorithm in algorithms)
     sides = "source" if "tokenizer.target_algorithm" in settings else "source and target"
-    joint, separate = "one vocabulary, which all exports take", "two vocabularies, which onnx and ctranslate2 take"
+    joint, separate = "one vocabulary, for all exports", "two vocabularies, for onnx and ctranslate2"
     return {
         "tokenizer.algorithm": f"of the {sides}: {source}",
         "tokenizer.target_algorithm": f"of the target: {target}",
         "tokenizer.vocab_size": "null: all of the texts",
         "tokenizer.target_vocab_size": "null: all of the texts",
-        "tokenizer.joint": f"{joint if settings['tokenizer.joint'] else separate}; pages need one of byte pairs",
+        "tokenizer.joint": f"{joint if settings['tokenizer.joint'] else separate}; pages need byte pairs",
     }
 
 
 def find_text_column(location: str, wanted: str | None, option: str) -> str:
-    """Return the name of the `wanted` column of a corpus, or of its only one; errors name the `option`."""
+    """Return the name of a corpus' `wanted` or only column; errors name the `option`."""
     if kind_of_file(location) == "txt" and delimiters_of(location, ("1", "1"))[0] == "\n":
         return wanted or "1"  # plain text
     cells, _, names, has_names = _looked_at(location)
     if wanted is None and len(names) != 1:
         row = quoted(column[-1 if has_names else 0] for column in cells.values())
         found = f"{quoted(names.values())}, in one row {row}"
-        raise ValueError(f"`{option}` must say which column of {location} to read: it has {found}.")
+        raise ValueError(f"`{option}` must name a column of {location}, which has {found}.")
     parts = [*names] if wanted is None else parts_of(wanted, names.values())
     return name_of([part if part in names.values() else names.get(part, part) for part in parts])
 
 
 def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
-    """Return cells, kinds and names of columns by key, and whether the first line of a table is names."""
+    """Return the columns' cells, kinds and names by key, and whether a table's first line is names."""
     rows = first_rows(location, LOOKED_AT)
     rows = [rows[0], *sample(rows[1:], JUDGED - 1)]
     cells = {str(key): [row.get(key) for row in rows] for key in rows[0]}
@@ -154,22 +154,22 @@ def _looked_at(location: str | Sequence[str]) -> tuple[Any, ...]:
 
 
 def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None = None) -> tuple[str, str, str]:
-    """Return the columns of source and target, as `wanted` or by names and cells, and the reason."""
+    """Return the source and target columns, as `wanted` or by names and cells, and the reason."""
     cells, kinds, names, has_names = _looked_at(location)
     is_table = list(cells) == [str(number) for number in range(1, len(cells) + 1)]
     if is_table and len(cells) == 1:
-        must = "a table with tabs, commas, semicolons or bars between two cells or more in every line, and no comments"
+        must = "a table with two cells or more per line (tabs, commas, semicolons or bars), without comments"
         raise ValueError(f"`--data` must be {must}, but {location} has {shortened(cells['1'][0])} instead.")
-    line = "the first line has the names" if has_names else "the table has no line of names"
+    line = "the first line is a header" if has_names else "the table has no header line"
     said = layouts_of(table_files(location))
-    line += "; 1 and 2 in the recipe make a pair of it" * (has_names is True and not any(kinds.values()))
+    line += "; 1 and 2 in the recipe make it a pair" * (has_names is True and not any(kinds.values()))
     if wanted is not None:
         parts = [parts_of(name, names) for name in wanted]
         numbers = {*parts[0], *parts[1]}
         if has_names and numbers <= {*names} and not numbers <= {*names.values()}:
             source, target = (name_of([names[part] for part in side]) for side in parts)
             return source, target, f"columns {' and '.join(wanted)}: {line}"
-        return *wanted, "; ".join(["as asked for", *said])
+        return *wanted, "; ".join(["as requested", *said])
     chosen = _chosen(names if has_names or not is_table else {}, kinds)
     tags = [key for key, kind in kinds.items() if kind == "tags" and key not in chosen]
     pairs = {*zip(*(map(str, cells[key]) for key in chosen), strict=True)}
@@ -181,15 +181,15 @@ def find_columns(location: str | Sequence[str], wanted: tuple[str, str] | None =
         advice = f"because {location} has {listed}"
         if has_names is None:
             first = quoted(column[0] for column in cells.values())
-            advice = f"by names where the first line of {location}, {first}, has these, or else by numbers"
-        raise ValueError(f"`--source` and `--target` must say which columns to take, {advice}.")
+            advice = f"by names if the first line of {location} ({first}) is a header, or else by numbers"
+        raise ValueError(f"`--source` and `--target` must name the columns, {advice}.")
     why = [f"{shortened(names[key])}: {kinds[key]}" for key in chosen if kinds[key]] + [f"not {listed}"] * bool(others)
     why = [line] * is_table + said + why
     return name_of([names[key] for key in chosen[:-1]]), names[chosen[-1]], "; ".join(why) or "the only columns"
 
 
 def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[str, ...]:
-    """Return the columns of source and target by names and kinds, if one choice is best."""
+    """Return the source and target columns by names and kinds, if one choice is best."""
     roles = {key: roles_of(names.get(key, "")) for key in kinds}
     texts = [key for key, kind in kinds.items() if kind is None or (kind == "labels" and len(kinds) == 2)]
     named = [key for key, kind in kinds.items() if kind in (None, "labels", "numbers", "ids", "tags")]
@@ -207,13 +207,13 @@ def _chosen(names: Mapping[str, str], kinds: Mapping[str, str | None]) -> tuple[
 
 
 def _has_names(cells: Mapping[str, Sequence[Any]], kinds: Mapping[str, str | None]) -> bool | None:
-    """Return whether the first line of a table has the names of its columns; `None` if it may be a pair."""
+    """Return whether a table's first line is a header; `None` if it may be a pair."""
     first = {key: str(column[0]).strip() for key, column in cells.items() if str(column[0]).strip()}
     texts = [key for key in first if kinds[key] is None]
     if len({*first.values()}) < len(first):
         return False
     if texts and [*first.values()] in ([str(n + begin) for n in range(len(cells))] for begin in (0, 1)):
-        return True  # numbers of pandas
+        return True  # row numbers of pandas
     is_short = all(_is_like_a_name(first[key]) or roles_of(first[key]) for key in texts)
     for key, name in first.items():
         kind, rest = kinds[key], {str(cell).strip() for cell in cells[key][1:]}
@@ -242,9 +242,9 @@ def _is_like_a_name(text: str) -> bool:
 
 
 def _cleaning_for(pairs: Pairs, alike: float, has_sentences: bool) -> CleaningRules:
-    """Choose cleaning rules by the pairs that they drop. `alike` is the share of identical sides."""
+    """Choose cleaning rules by the pairs that they drop. `alike` is the share of pairs with identical sides."""
     sizes = (sorted(map(len, sides)) for sides in zip(pairs.sources, pairs.targets, strict=True) if all(sides))
-    ratios = sorted(longer / shorter for shorter, longer in sizes) or [1.0]  # an empty side has none
+    ratios = sorted(longer / shorter for shorter, longer in sizes) or [1.0]  # an empty side has no ratio
     limit = max(3.0, round(2 * ratios[len(ratios) * 99 // 100], 1))
-    # Many identical pairs are meant: a word spelled as it sounds, or with one form.
+    # Many identical pairs are intended: a word spelled as it sounds, or with one form.
     return CleaningRules(max_ratio=limit, drop_duplicates=True, drop_identical=has_sentences and alike < 0.1)

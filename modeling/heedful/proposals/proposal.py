@@ -1,4 +1,4 @@
-"""Settings that fit the data and the machine, for recipes that leave them open."""
+"""Settings for data and machine, where a recipe leaves them open."""
 
 import logging
 import math
@@ -20,14 +20,14 @@ from heedful.training.recipe_file import make_section, section_of
 
 logger = logging.getLogger(__name__)
 
-LOOKED_AT = 100_000  # pairs whose lengths are measured
-# Floating-point operations per second of training small models, on one core and on a GPU.
-CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # cores by their registers
-# A side with few different words, each many times on average, may be symbols: phonemes, commands.
+LOOKED_AT = 100_000  # pairs to measure lengths of
+# Floating-point operations per second for training small models, on one core and on a GPU.
+CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # by the core's registers
+# A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
-FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # they are if fewer, shorter on average, or all in capitals
-LEAST_LIMIT, MOST_TOKENS = 256, 4096  # tokens of a side; with more, attention needs too much memory
-LONGEST_SPELLING = 40  # characters of a word; a longer one is a sentence without spaces
+FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # symbols are fewer, shorter on average, or all in capitals
+LEAST_LIMIT, MOST_TOKENS = 256, 4096  # tokens per side; for more, attention needs too much memory
+LONGEST_SPELLING = 40  # characters in a word; longer ones are sentences without spaces
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class DataFacts:
     """Properties of the training pairs that settings depend on."""
 
     pairs: int  # distinct ones
-    pair_bytes: float  # mean UTF-8 bytes of the sides for byte pairs
+    pair_bytes: float  # mean UTF-8 bytes, for sides with byte pairs
     longest: tuple[int, int]  # source and target, in bytes, words or characters, without outliers
-    algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # of source and target
-    pair_units: float = 0.0  # mean words or characters of the other sides
-    words: int | None = None  # distinct ones with five occurrences; `None` without spaces
+    algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # for source and target
+    pair_units: float = 0.0  # mean words or characters, for other sides
+    words: int | None = None  # different words with five occurrences; `None` without spaces
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Machine:
 def survey(
     pairs: Iterable[Mapping[str, str]], count: int | None = None, algorithms: tuple[Algorithm, Algorithm] | None = None
 ) -> DataFacts:
-    """Measure the pairs of a corpus of `count` pairs, and find `algorithms` unless given."""
+    """Measure a corpus with `count` pairs, and choose `algorithms` unless given."""
     rows = [*islice(pairs, LOOKED_AT)]
     read = [(pair["source"], pair["target"]) for pair in rows]
     if not read:
@@ -77,7 +77,7 @@ def survey(
 def _algorithms(pairs: Sequence[tuple[str, str]], groups: Collection[str]) -> tuple[Algorithm, Algorithm]:
     """Choose an algorithm for each side: words for symbols, characters for spelling, or bpe."""
     changed = [["".join(text.split()) for text in pair] for pair in pairs if pair[0] != pair[1]]
-    if 2 * sum(source == target for source, target in changed) > len(pairs):  # in spaces alone
+    if 2 * sum(source == target for source, target in changed) > len(pairs):  # only in spaces
         return "character", "character"
     # The first of several source columns decides, by its distinct texts.
     return _algorithm([*groups] or [source for source, _ in pairs]), _algorithm([target for _, target in pairs])
@@ -94,7 +94,7 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
-    """Tell phonemes, commands and labels from words of sentences, of which users need unseen ones."""
+    """Distinguish phonemes, commands and labels from sentence words, which may be unseen in use."""
     if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
         return True
     are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)
@@ -102,7 +102,7 @@ def _are_symbols(words: Sequence[str]) -> bool:
 
 
 def this_machine(device: str = "auto") -> Machine:
-    """Return the machine of this process, without a GPU if the recipe excludes it."""
+    """Return this process' machine, without a GPU if the recipe excludes it."""
     speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
     return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 
@@ -112,10 +112,10 @@ def propose(
 ) -> tuple[dict[str, Any], float]:
     """Choose settings by dotted key, and estimate the minutes. Fewer pairs get a smaller model and more dropout."""
     largest = 32_000 if machine.has_gpu else 8_000
-    # A token for each frequent word is enough.
+    # One token per frequent word is enough.
     enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
     vocabulary = round(min(largest, max(500 if data.words is None else 300, enough)), -2)
-    # Tokens of a pair, longer ones in larger vocabularies.
+    # Tokens per pair; larger vocabularies have longer ones.
     tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
     # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
     width = 128 + 32 * int(min(4, max(0, 2 * math.log2(data.pairs / 5000))))
@@ -125,16 +125,16 @@ def propose(
     updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # at least eight pairs
     epoch = data.pairs * tokens / updates_tokens  # updates
     passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
-    fewest = 600 if data.algorithms[1] == "bpe" else 1500  # of letters, 600 updates learn far less
+    fewest = 600 if data.algorithms[1] == "bpe" else 1500  # 600 updates learn much less with letters
     updates = int(min(100_000 if machine.has_gpu else 6_000, max(fewest, passes * epoch)))
-    # Two operations per weight and token forwards, four backwards; attention and softmax double them.
+    # Two operations per weight and token forward, four backward; attention and softmax double them.
     weights = layers * (28 * width**2 + 4 * width * tokens)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else machine.core_speed * machine.cores
-    # By docs/studies/optimizers.md. Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones.
+    # See docs/studies/optimizers.md. Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones.
     optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
     minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 720 * layers * width**3) / speed / 60
-    # Most byte pairs of a text in any script: 0.74 per byte were seen with 700 tokens, 0.62 with 2,300.
+    # Most byte pairs per byte in any script: 0.74 measured with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
     longest_tokens = max(40, most[1])
@@ -190,29 +190,29 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
 
 
 def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Fill in what a recipe leaves open, by its data and this machine, and log it."""
+    """Fill in a recipe's open settings to fit its data and this machine, and log them."""
     data: DataRecipe = make_section(DataRecipe, tree.get("data"), "data.")
     pairs = read_parts(data.parts, data.streaming)
-    # A recipe with a tokenizer section gets what fits the default, joint byte pairs.
+    # A recipe with a tokenizer section gets settings for the default, joint byte pairs.
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
     read_by = {"muon_learning_rate": "muon", "weight_decay": "adamw"}
     needed = next((name for key, name in read_by.items() if given.get(key)), None)
-    # A given model may have far larger matrices, or none for Muon.
+    # A given model may have much larger matrices, or none for Muon.
     cautious = needed or ("adam" if section_of(tree, "model") else None)
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
     own = given.get("optimizer", cautious), given.get("schedule", "linear")
     settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)
     completed, chosen = with_settings({"name": name} | tree, settings)
-    message = "The recipe leaves these open, so they are chosen for the data and this machine (about %.1f min):\n  %s"
+    message = "Settings that the recipe leaves open, chosen for the data and this machine (about %.1f min):\n  %s"
     logger.info(message, minutes, "\n  ".join(chosen))
     return completed
 
 
 def with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the tree of a recipe with settings for what it leaves open, and these as lines `key: value`."""
+    """Return a recipe's tree with settings for its open keys, and these as lines `key: value`."""
     completed, chosen = dict(tree), []
     for key, value in settings.items():
         section, _, last = key.partition(".")

@@ -1,4 +1,4 @@
-"""A search for the settings of small models by Optuna (Araabi and Monz, 2020). Each trial is a training run."""
+"""Search for small models' settings with Optuna (Araabi and Monz, 2020). Each trial is a training run."""
 
 import hashlib
 import json
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 TRIALS_FILE, TUNED_RECIPE, PICTURE = "trials.log", "tuned.yaml", "trials.svg"
 LOSS = "validation/loss"
-FAILED, VALIDATION = "failed", "validation"  # attributes of a trial and of the search
-ASKED_AT_MOST = 50  # times for new values
-# Varied by default: multiples of the recipe's own value, or values.
+FAILED, VALIDATION = "failed", "validation"  # attributes of trials and the search
+ASKED_AT_MOST = 50  # attempts for new values
+# Varied by default: multiples of the recipe's value, or values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4), "beta1": (0.9, 0.95, 0.98)}
 KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate", "muon_learning_rate", "beta1")
@@ -52,32 +52,32 @@ SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
 
 @dataclass(frozen=True)
 class Trial:
-    """A set of values with its result."""
+    """A trial's values and its result."""
 
     number: int
     values: dict[str, Any]  # by knob
-    loss: float  # lowest validation loss, in nats per byte of the target
+    loss: float  # lowest validation loss, in nats per target byte
     updates: int
     is_pruned: bool
 
 
 @dataclass(frozen=True)
 class Search:
-    """The results of a search so far."""
+    """A search's results so far."""
 
-    trials: list[Trial]  # the best first
+    trials: list[Trial]  # best first
     recipe: Path  # with the best values
-    has_unfinished: bool  # whether time ran out in a trial, which can be resumed
+    has_unfinished: bool  # whether time ran out during a trial, which can be resumed
 
 
 def tune(
     recipe: Recipe, folder: Path, minutes: float, vary: Mapping[str, Sequence[Any] | None] | None = None
 ) -> Search:
-    """Try values of settings until the time is over, and write a recipe with the best ones.
+    """Try values until the time is over, and write a recipe with the best ones.
 
-    The validation loss per byte compares trials, because the loss per token depends on the vocabulary. The first trial
-    is the recipe itself if its values are among those of `vary`: by a knob of `KNOBS` or a dotted key, the values to
-    try, or `None` for some around the recipe's own.
+    Trials are compared by validation loss per byte, because the loss per token depends on the vocabulary. `vary` maps
+    a knob in `KNOBS` or a dotted key to the values to try, or to `None` for some around the recipe's value. The first
+    trial is the recipe itself if its values are among these.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     end = time.monotonic() + 60 * minutes
@@ -96,7 +96,7 @@ def tune(
                 if trials := _trials(study):
                     write_text(folder / TUNED_RECIPE, tuning.tuned(trials))
                     save_figure([partial(_draw_knob, trials, knob) for knob in choices], folder / PICTURE)
-    except (ValueError, OSError):  # the user will mend the recipe and try again
+    except (ValueError, OSError):  # the user will fix the recipe and try again
         if is_new and not [*folder.glob("trial-*/checkpoints/*"), *folder.glob(TUNED_RECIPE)]:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -105,14 +105,14 @@ def tune(
 
 @dataclass(frozen=True)
 class Tuning:
-    """A recipe, the folder of its search, and the values to try of each knob."""
+    """A recipe, its search folder, and the values to try for each knob."""
 
     recipe: Recipe
     folder: Path
     choices: Mapping[str, Sequence[Any]]
 
     def with_values(self, values: Mapping[str, Any]) -> Recipe:
-        """Return the recipe with other values of its knobs."""
+        """Return the recipe with other values for its knobs."""
         tree, config = asdict(self.recipe), config_of(self.recipe.model, {}, self.recipe.tokenizer.joint)
         options = tree["model"]["options"]
         for knob, value in values.items():
@@ -131,8 +131,8 @@ class Tuning:
         while time.monotonic() < end:
             if (found := _next_trial(study, self.choices)) is None:
                 if not _ended(study):
-                    raise ValueError("`--vary` must leave a model that can be trained, but none of its values does.")
-                logger.info("all %s sets of values were tried", math.prod(map(len, self.choices.values())))
+                    raise ValueError("`--vary` must allow a model that can be trained, but none of its values does.")
+                logger.info("all %s combinations were tried", math.prod(map(len, self.choices.values())))
                 break
             trial, values = found
             logger.info("trying %s", ", ".join(f"{knob} {value}" for knob, value in values.items()))
@@ -140,19 +140,19 @@ class Tuning:
                 if not self._try(study, trial, values, end):
                     return False
             except (FloatingPointError, MemoryError) as error:
-                logger.warning("%s This trial is left out.", error)
+                logger.warning("%s This trial is skipped.", error)
                 trial.set_user_attr(FAILED, str(error))
                 study.tell(trial.number, state=TrialState.FAIL)
         return True
 
     def check(self) -> None:
-        """Refuse knobs and values that leave no model to train."""
+        """Refuse knobs and values without a trainable model."""
         recipe, choices = self.recipe, self.choices
         if not choices:
-            raise ValueError(f"`--vary` must name a knob or more ({', '.join(KNOBS)}, or keys), but names none.")
+            raise ValueError(f"`--vary` must name a setting ({', '.join(KNOBS)}, or a key), but names none.")
         for name in ("resume", "overwrite", "allow_changes"):
             if getattr(recipe, name):
-                must = "false for a search, which always goes on in its folder"
+                must = "false for a search, which always continues in its folder"
                 raise ValueError(f"`{name}` must be {must}, but is true.")
         keys: dict[str, str] = {}
         for knob, values in choices.items():
@@ -167,16 +167,16 @@ class Tuning:
                     raise ValueError(f"`--vary {knob}` must have {must}, but has {value!r}.")
             if len(set(values)) < 2:
                 names = listed(list(map(str, values)))
-                found = f"{names} alone" if values else f"none here: give it {knob}=VALUE,VALUE"
-                raise ValueError(f"`--vary {knob}` must have two values or more, but has {found}.")
+                found = f"only {names}" if values else f"none here: pass {knob}=VALUE,VALUE"
+                raise ValueError(f"`--vary {knob}` must have at least two values, but has {found}.")
             for value in values:
                 tried = self.with_values({knob: value})
                 check_installed(tried.optimization, tried.decoding.bleu_tokenizer, tried.logging.trackers)
                 check_model(tried, None)
 
     def study(self) -> Any:
-        """Open the search of the folder, or begin one with the values of the recipe itself."""
-        # Optuna would wait forever for a lock whose link leads nowhere.
+        """Open the folder's search, or begin one with the recipe's values."""
+        # Optuna would wait forever for a lock with a broken link.
         file = (self.folder / TRIALS_FILE).absolute()
         lock = file.with_name(f"{file.name}.lock")
         if lock.is_symlink() and not lock.exists():
@@ -192,12 +192,12 @@ class Tuning:
             own = self.own_values()
             study.enqueue_trial({knob: own[knob] for knob in choices if own[knob] in choices[knob]})
         elif known != subject:
-            must = "a new folder or that of this search"
+            must = "a new folder or this search's folder"
             raise ValueError(f"`--output` must be {must}, but {self.folder} holds another search.")
         return study
 
     def own_values(self) -> dict[str, Any]:
-        """Return the recipe's own value of each knob."""
+        """Return the recipe's value for each knob."""
         recipe = self.recipe
         tree, config = asdict(recipe), config_of(recipe.model, {}, recipe.tokenizer.joint)
         own: dict[str, Any] = {"width": config.hidden_size, "depth": config.encoder_layers, "dropout": config.dropout}
@@ -209,7 +209,7 @@ class Tuning:
         return own
 
     def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
-        """Train a trial, and return whether it ended before the time was over."""
+        """Train a trial, and return whether it ended in time."""
         if end <= time.monotonic():
             return False
         digest = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()
@@ -237,7 +237,7 @@ class Tuning:
             return False
         losses = study.trials[trial.number].intermediate_values
         if not losses:
-            raise ValueError("`validation.every_updates` must let each trial be validated, but none was.")
+            raise ValueError("`validation.every_updates` must let each trial be validated, but is too large for one.")
         best = None if is_pruned else min(losses.values())
         study.tell(trial.number, best, state=TrialState.PRUNED if is_pruned else TrialState.COMPLETE)
         shutil.rmtree(place / "checkpoints", ignore_errors=True)
@@ -246,9 +246,9 @@ class Tuning:
     def tuned(self, trials: Sequence[Trial]) -> str:
         """Write the recipe with the best values, and their loss above it."""
         best, own = trials[0], self.own_values()
-        text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per byte of the target"
+        text = f"# The best of {len(trials)} trials: validation loss {best.loss:.4f} nats per target byte"
         before = (each.loss for each in trials if each.values == own)
-        text += "".join(f",\n# where the recipe as it was gave {loss:.4f}" for loss in before)
+        text += "".join(f",\n# where the original recipe gave {loss:.4f}" for loss in before)
         values = "".join(f"#   {knob}: {value}\n" for knob, value in best.values.items())
         return f"{text}.\n{values}{to_yaml(self.with_values(best.values))}"
 
@@ -256,7 +256,7 @@ class Tuning:
 def knobs_of(
     tokenizer: TokenizerRecipe, model: ModelRecipe, settings: OptimizationRecipe
 ) -> dict[str, tuple[Any, ...]]:
-    """Choose values around those of a recipe, by knob, if it has room for them."""
+    """Choose values around a recipe's own, by knob, if it has room for them."""
     config = config_of(model, {}, tokenizer.joint)
     size, width, rate = tokenizer.vocab_size, config.hidden_size, settings.learning_rate
     choices: dict[str, list[Any]] = {}
@@ -286,7 +286,7 @@ def _place(tree: dict[str, Any], knob: str) -> tuple[dict[str, Any], str]:
 
 
 def _widened(config: Any, width: int) -> dict[str, int]:
-    """Return options for another width, with heads of the same width and inner layers in proportion."""
+    """Return options for another width, with the same head width and proportional inner layers."""
     if config.model_type == "heed_rnn":
         return {"hidden_size": width, "embedding_size": width}
     options, before = {"d_model": width}, config.hidden_size
@@ -298,7 +298,7 @@ def _widened(config: Any, width: int) -> dict[str, int]:
 
 
 def _next_trial(study: Any, choices: Mapping[str, Sequence[Any]]) -> tuple[Any, dict[str, Any]] | None:
-    """Return an interrupted trial or a new one, with its values; `None` if nothing is left to try."""
+    """Return an interrupted or new trial with its values; `None` if nothing is left to try."""
     for stopped in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
         study.tell(stopped.number, state=TrialState.FAIL)
         study.enqueue_trial(stopped.params)
@@ -328,12 +328,12 @@ def _ended(study: Any) -> list[Any]:
 def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> None:
     checksum = hashlib.sha256(json.dumps([*pairs]).encode()).hexdigest()
     if study.user_attrs.get(VALIDATION, checksum) != checksum:
-        raise ValueError("`data.validation` must be the pairs of the trials before, but they have changed since.")
+        raise ValueError("`data.validation` must be the same pairs as in earlier trials, but they have changed.")
     study.set_user_attr(VALIDATION, checksum)
 
 
 def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
-    """Report a loss per token to Optuna as a loss per byte, and stop a bad trial."""
+    """Report a loss per token to Optuna as loss per byte, and stop bad trials."""
     sides = ("target", "source") if both_directions else ("target",)
     size = sum(len(pair[side].encode()) for pair in corpus.validation_pairs for side in sides)
     trial.report(loss * float(corpus.validation.target_lengths.sum()) / max(1, size), update)
@@ -342,7 +342,7 @@ def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss
 
 
 def _trials(study: Any) -> list[Trial]:
-    """Return the ended trials, the best first, stopped ones last."""
+    """Return the ended trials, best first, stopped ones last."""
     trials = []
     for number, trial in enumerate(_ended(study), start=1):
         losses, is_pruned = trial.intermediate_values, trial.state.name == "PRUNED"
@@ -351,7 +351,7 @@ def _trials(study: Any) -> list[Trial]:
 
 
 def _draw_knob(trials: Sequence[Trial], knob: str, axes: Any) -> None:
-    """Draw the loss over the values of a knob; hollow circles are stopped trials."""
+    """Draw the loss over a knob's values; hollow circles are stopped trials."""
 
     def place(trial: Trial) -> tuple[bool, float, str]:
         value = trial.values[knob]

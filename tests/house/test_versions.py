@@ -146,11 +146,11 @@ def test_verifying_says_that_code_is_old_and_how_to_renew_it_which_does(tmp_path
     path = folder / "versions_heed.py"
     todays = path.read_text()
     path.write_text(re.sub("(?m)^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', todays))
-    message = r"it is older than the installed Heedful's and knows transformers up to 5\.18\.2; .* run in Python: (.*)"
+    message = r"it is older than the installed Heedful's and supports transformers up to 5\.18\.2; .* run in Python: (.*)"
     finding = check_remote_code(folder, model)
     assert not finding.passed
     exec(re.search(message, finding.message)[1])
     assert path.read_text() == todays
     path.unlink()
     (folder / "generation_heed.py").write_text("# as it was before there was that file\n")
-    assert "knows transformers up to 5.23;" in check_remote_code(folder, model).message
+    assert "supports transformers up to 5.23;" in check_remote_code(folder, model).message

@@ -318,7 +318,7 @@ def test_a_mistake_of_the_user_is_named_in_one_line(refused, bare, tmp_path):
         ([bare, "--data", tmp_path / "empty.txt"], "has none"),
         ([bare, "--device", "cuda:99"], "`--device`"),
         ([broken], "cannot be loaded"),
-        ([tmp_path / "marian", "--text", "x"], "nothing can encode them"),
+        ([tmp_path / "marian", "--text", "x"], "without a tokenizer to encode them"),
     ):
         assert expected in refused("verify", *arguments).splitlines()[0]
 

@@ -1,1 +1,1 @@
-"""A saved model checked: it behaves as any model of transformers, and its engines agree."""
+"""Checks that a saved model behaves like any transformers model, and that its engines agree."""

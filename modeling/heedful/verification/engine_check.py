@@ -13,13 +13,13 @@ BEAMS = (1, 4)
 
 @check("engines")
 def check_engines(model: HeedForConditionalGeneration, sample: Sample | None = None) -> Measured:
-    """Check that the native decoder gives the tokens of `generate()`, if a `Translator` would choose it; count."""
+    """Check that the native decoder, if a `Translator` would choose it, gives the tokens of `generate()`; count."""
     sample = sample or make_sample(model)
     if not may_replace(model, model.generation_config):
         why = model_obstacle(model) or f"`generate()` alone follows its settings and its dtype, {model.dtype}"
-        raise SkippedError(f"{NAME} does not translate with this model: {why}")
+        raise SkippedError(f"{NAME} does not support this model: {why}")
     plain = [samples.generated(model, sample, beams) for beams in BEAMS]
-    with evaluation_mode(model), prepare_for_inference(model):  # compares logits, too
+    with evaluation_mode(model), prepare_for_inference(model):  # also compares logits
         found = [samples.generated(model, sample, beams) for beams in BEAMS]
     differing = sum(a != b for one, other in zip(plain, found, strict=True) for a, b in zip(one, other, strict=True))
     message = f"{len(BEAMS) * len(sample)} sentences by {NAME} and the model's own code, greedy and beams"

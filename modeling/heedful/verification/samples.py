@@ -1,4 +1,4 @@
-"""Sentences to try any encoder-decoder with, and its outputs: alone, in a batch, padded, step by step."""
+"""Sentences for testing any encoder-decoder, and its outputs: alone, in a batch, padded, step by step."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from heedful.versions_heed import by_name, cache_of
 Item = TypeVar("Item")
 Rows = Sequence[Sequence[int]]  # sentences as token ids
 
-# One script each, very different lengths, in NFC.
+# Different scripts and very different lengths, in NFC.
 TEXTS = (
     "Good morning!",
     "The committee, which had met only twice since 3 May, agreed that prices would rise by 4.5 % (or €12.80) a year.",
@@ -32,24 +32,24 @@ TEXTS = (
     "हम कल सुबह मिलेंगे।",
     "Emoji 🙂 and mathematics: x² ≤ ½, two  spaces, a_name and user@example.org.",
 )
-# Different lengths, so that each row of a batch has other padding.
+# Different lengths, so that each row has different padding.
 SOURCE_LENGTHS = (5, 32, 2, 20, 9, 27)
 TARGET_LENGTHS = (9, 4, 16, 1, 12, 7)
 EXTRA_PADDING = 5
 NEW_TOKENS = 12
-# Largest relative difference of logits and losses. In float32, reordered sums differ by 1e-6, a wrong mask by 1e-2.
+# Largest relative logit and loss difference. In float32, reordered sums differ by 1e-6, a wrong mask by 1e-2.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
-ROUGH = 5e-2  # of bfloat16 and rougher types
+ROUGH = 5e-2  # for bfloat16 and less precise types
 
 
 def tolerance_of(model: Seq2SeqModel) -> float:
-    """Return the largest relative difference for the dtype of a model."""
+    """Return the largest relative difference for a model's dtype."""
     return TOLERANCES.get(model.dtype, ROUGH)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Sentences of different lengths."""
+    """Sentences with different lengths."""
 
     sources: Rows
     targets: Rows  # labels, without the start token
@@ -69,23 +69,23 @@ class Sample:
 
 @dataclass(frozen=True)
 class Variation:
-    """A way to read sentences that must not change the outputs."""
+    """A way to run sentences that must not change the outputs."""
 
     padding: int = 0  # more padding tokens than a batch needs
-    side: str = "right"  # of the padding
-    is_alone: bool = False  # each sentence in a batch of its own
+    side: str = "right"  # padding side
+    is_alone: bool = False  # each sentence in a separate batch
     is_reversed: bool = False  # in reverse order
-    uses_other_cache: bool = False  # logits with a cache, and generation without one
+    uses_other_cache: bool = False  # logits with a cache, and generation without
 
 
 PLAIN = Variation()
 
 
 def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, texts: Sequence[str] = ()) -> Sample:
-    """Make six rows of 2 to 32 source and 1 to 16 target tokens, from texts or at random, always the same ones."""
+    """Make six rows with 2 to 32 source and 1 to 16 target tokens, from texts or at random, always the same."""
     longest = position_limit(model.config) or 10**6
     if longest < 10:
-        raise ValueError(f"The model must have room for at least 10 positions to be tried, but has {longest} instead.")
+        raise ValueError(f"The model must have at least 10 positions to be checked, but has {longest} instead.")
     share = min(1.0, (longest - EXTRA_PADDING - 1) / max(SOURCE_LENGTHS))
     lengths = [[max(1, int(length * share)) for length in side] for side in (SOURCE_LENGTHS, TARGET_LENGTHS)]
     rows = _rows_of_texts(model, tokenizers, texts, lengths) if tokenizers else None
@@ -95,7 +95,7 @@ def make_sample(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None, te
 def _rows_of_texts(
     model: Seq2SeqModel, tokenizers: TokenizerPair, texts: Sequence[str], lengths: Rows
 ) -> list[Rows] | None:
-    """Cut rows of some lengths from encoded texts; `None` without texts, or if the model lacks an id."""
+    """Cut rows with given lengths from encoded texts; `None` without texts, or if the model lacks an id."""
     is_closed = any(symbols_of(each) is not None for each in (tokenizers.source, tokenizers.target))
     texts = list(filter(str.strip, [*texts, *(() if is_closed else TEXTS)]))
     if not texts:
@@ -126,17 +126,17 @@ def _random_rows(model: Seq2SeqModel, tokenizers: TokenizerPair | None, lengths:
 
 
 def vocabulary_sizes(model: Seq2SeqModel) -> tuple[int, int]:
-    """Return the rows of the source embeddings and of the output layer."""
+    """Return the row counts of source embeddings and output layer."""
     return model.get_input_embeddings().weight.shape[0], model.get_output_embeddings().weight.shape[0]
 
 
 def id_set(ids: int | list[int] | None) -> set[int]:
-    """Return the ids of a setting with one, several or none."""
+    """Return a setting's ids: one, several or none."""
     return set() if ids is None else set(ids) if isinstance(ids, list) else {ids}
 
 
 def pad_token(model: Seq2SeqModel) -> int:
-    """Return the padding id; any other if the model has none, because it is masked."""
+    """Return the padding id, or any other if the model has none, because it is masked."""
     return special_token(model, "pad_token_id", "decoder_start_token_id", "bos_token_id") or 0
 
 
@@ -170,7 +170,7 @@ def labels_of(model: Seq2SeqModel, targets: Rows, extra: int = 0) -> torch.Tenso
 
 
 def logits_of(model: Seq2SeqModel, sample: Sample, variation: Variation = PLAIN) -> list[torch.Tensor]:
-    """Compute the logits of each row, `(target length, vocabulary)`."""
+    """Compute each row's logits, `(target length, vocabulary)`."""
 
     def compute(batch: Sample) -> list[torch.Tensor]:
         inputs, targets = source_inputs(model, batch.sources, variation), decoder_inputs(model, batch.targets)
@@ -185,7 +185,7 @@ def logits_of(model: Seq2SeqModel, sample: Sample, variation: Variation = PLAIN)
 
 
 def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
-    """Compute logits `(batch, length, vocabulary)`, a token at a time."""
+    """Compute logits `(batch, length, vocabulary)`, one token at a time."""
     settings = {"encoder_outputs": model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
     cache, steps = None, []
     for token in targets.split(1, dim=1):
@@ -196,11 +196,11 @@ def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targe
 
 
 def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Variation = PLAIN) -> list[list[int]]:
-    """Generate at most 12 tokens for each row, without sampling."""
+    """Generate at most 12 tokens per row, without sampling."""
     settings = copy.deepcopy(model.generation_config)
     longest = min(NEW_TOKENS, (position_limit(model.config) or 99) - 1)
     settings.update(do_sample=False, num_beams=num_beams, num_return_sequences=1, return_dict_in_generate=False)
-    # No bigram twice: an untrained model would repeat one token for every input.
+    # No bigram twice, because an untrained model would repeat one token for every input.
     settings.update(max_length=None, max_new_tokens=longest, no_repeat_ngram_size=2)
     settings.update(pad_token_id=pad_token(model), decoder_start_token_id=start_token(model))
     settings.use_cache = not variation.uses_other_cache
@@ -208,7 +208,7 @@ def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Va
 
     def generate(batch: Sample) -> list[list[int]]:
         rows = model.generate(**source_inputs(model, batch.sources, variation), generation_config=settings).tolist()
-        # `generate()` may pad with the end token; a start token with the same id does not count.
+        # `generate()` may pad with the end token. A start token with the same id does not count.
         lasts = [next((at for at, token in enumerate(row) if at and token in ends), len(row)) for row in rows]
         return [row[: last + 1] for row, last in zip(rows, lasts, strict=True)]
 
@@ -217,24 +217,24 @@ def generated(model: Seq2SeqModel, sample: Sample, num_beams: int, variation: Va
 
 
 def _arranged(run: Callable[[Sample], list[Item]], sample: Sample, variation: Variation) -> list[Item]:
-    """Run on batches as the variation says, and return the results in the order of the sample."""
+    """Run on batches by the variation, and return the results in the sample's order."""
     if variation.is_alone:
         return [result for row in range(len(sample)) for result in run(sample.part(slice(row, row + 1)))]
     return run(sample.part(slice(None, None, -1)))[::-1] if variation.is_reversed else run(sample)
 
 
 def loss_of(model: Seq2SeqModel, sample: Sample, labels: torch.Tensor | None = None, **settings: Any) -> float:
-    """Compute the loss of a batch in evaluation mode, by the labels of the sample or others."""
+    """Compute a batch's loss in evaluation mode, with the sample's or other labels."""
     labels = labels_of(model, sample.targets) if labels is None else labels
     with evaluation_mode(model), torch.no_grad():
         return float(model(**source_inputs(model, sample.sources), labels=labels, **settings).loss)
 
 
 def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
-    """Return the largest difference of tensors relative to the largest number of `theirs`, or infinity."""
+    """Return the largest difference relative to the largest number in `theirs`, or infinity."""
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         return float("inf")
-    # In float64, to add no error of its own.
+    # In float64, to add no rounding error.
     found, expected = (torch.cat([each.detach().cpu().double().flatten() for each in side]) for side in (ours, theirs))
     if not (found.isfinite() & expected.isfinite()).all():
         return float("inf")

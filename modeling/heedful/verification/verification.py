@@ -1,4 +1,4 @@
-"""Checks that a saved encoder-decoder keeps the promises of Heed: most run it in two ways that must agree."""
+"""Checks that a saved encoder-decoder keeps Heed's promises. Most run it in two ways that must agree."""
 
 import inspect
 import math
@@ -31,13 +31,13 @@ from heedful.verification.samples import Sample, Variation, difference, labels_o
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
 BEAMS = 4
-EXACT = (torch.float32, torch.float64)  # in other types near ties are arbitrary
+EXACT = (torch.float32, torch.float64)  # in other types, near ties are arbitrary
 
 
 def _unchanged_by(
     name: str, variation: Variation, beams: Sequence[int], message: str, to_the_bit: bool = False
 ) -> Callable[..., ModelFinding]:
-    """Return a check that a variation changes neither logits nor the tokens generated with some numbers of beams."""
+    """Return a check that a variation changes neither logits nor tokens generated with some beam widths."""
     ways = (variation, samples.PLAIN)
 
     @check(name)
@@ -72,7 +72,7 @@ check_determinism = _unchanged_by("determinism", samples.PLAIN, (1,), "two calls
 
 @check("attention weights")
 def check_attentions(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that attention weights exist under any kernel, sum to 1, ignore padding, and change no logits."""
+    """Check that attention weights exist with any kernel, sum to 1, ignore padding, and change no logits."""
     sample, is_recurrent = sample or make_sample(model), model.config.model_type == "heed_rnn"
     kinds = ["encoder_attentions", "decoder_attentions"] * (not is_recurrent) + ["cross_attentions"]
     if is_recurrent and model.config.attention == "none":
@@ -102,10 +102,10 @@ def check_attentions(model: Seq2SeqModel, sample: Sample | None = None) -> Measu
 
 @check("loss of a split update")
 def check_loss_split(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that the losses of micro-batches add up to the loss of the batch; relative difference."""
+    """Check that micro-batch losses add up to the batch's loss; relative difference."""
     sample = sample or make_sample(model)
     whole = loss_of(model, sample)
-    # As in `Trainer`: losses of a model that takes the count of labels are summed, those of others averaged.
+    # As in `Trainer`: losses are summed if the model takes the label count, and averaged otherwise.
     takes_arguments = getattr(model, "accepts_loss_kwargs", None)
     if takes_arguments is None:
         parameters = inspect.signature(model.forward).parameters.values()
@@ -119,7 +119,7 @@ def check_loss_split(model: Seq2SeqModel, sample: Sample | None = None) -> Measu
 
 @check("loss and padding")
 def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that a loss is the mean over the labels that are not -100; relative difference."""
+    """Check that a loss is the mean over labels other than -100; relative difference."""
     sample = sample or make_sample(model)
     whole, read = loss_of(model, sample), samples.decoder_inputs(model, sample.targets)
     singles = [sample.part(slice(row, row + 1)) for row in range(len(sample))]
@@ -136,7 +136,7 @@ def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Mea
     return max(distances), tolerance_of(model), message.format(*distances)
 
 
-# The checks that write no file.
+# Checks that write no file.
 MODEL_CHECKS = (
     *(check_batch, check_order, check_right_padding, check_left_padding, check_cache, check_determinism),
     *(check_attentions, check_loss_split, check_loss_padding, check_engines),
@@ -145,7 +145,7 @@ MODEL_CHECKS = (
 
 @check("weights complete")
 def check_weights(report: dict[str, Any]) -> Measured:
-    """Check that no weight is missing or unknown, by the report of `from_pretrained(output_loading_info=True)`."""
+    """Check that no weight is missing or unknown, from `from_pretrained(output_loading_info=True)`."""
     kinds = {"missing_keys": "missing", "unexpected_keys": "unknown", "mismatched_keys": "misshapen"}
     faults = {word: [str(name) for name in report[kind]] for kind, word in kinds.items() if report.get(kind)}
     message = "; ".join(f"{word}: {listed(names)}" for word, names in faults.items())
@@ -154,7 +154,7 @@ def check_weights(report: dict[str, Any]) -> Measured:
 
 @check("save and load")
 def check_saving(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
-    """Check that a model saved whole and in shards comes back the same: weights and logits to the bit."""
+    """Check that a model saved whole and in shards is loaded unchanged: weights and logits to the bit."""
     sample = sample or make_sample(model)
     expected, state, files = samples.logits_of(model, sample), model.state_dict(), []
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
@@ -179,7 +179,7 @@ def check_saving(model: Seq2SeqModel, sample: Sample | None = None) -> Measured:
 
 @check("files as saved")
 def check_files(folder: str | Path) -> Measured:
-    """Check the checksums of weights and tokenizers in a folder; count the changed files."""
+    """Check a folder's checksums for weights and tokenizers; count the changed files."""
     parts: tuple[Part, ...] = ("weights", "tokenizer")
     known = {part: names for part in parts if (names := changed_files(folder, part)) is not None}
     if not known:
@@ -191,14 +191,14 @@ def check_files(folder: str | Path) -> Measured:
 
 @check("tied weights")
 def check_tied_weights(model: Seq2SeqModel) -> Measured:
-    """Check that embeddings share memory exactly where the config says so; count."""
+    """Check that embeddings share memory exactly as in the config; count."""
     config = model.config
     if config.model_type in HEED_TYPES:
         claims = [config.shares_source_and_target_embeddings, config.shares_target_and_output_embeddings]
     else:
         claims = [getattr(config, name, None) for name in ("share_encoder_decoder_embeddings", "tie_word_embeddings")]
     if claims == [None, None]:
-        raise SkippedError("the config does not say which embeddings are tied")
+        raise SkippedError("the config does not name the tied embeddings")
     source, target = (stack.get_input_embeddings().weight for stack in (model.get_encoder(), model.get_decoder()))
     output = model.get_output_embeddings().weight
     pairs = (("source and target", source, target), ("target and output", target, output))
@@ -216,15 +216,15 @@ def check_tied_weights(model: Seq2SeqModel) -> Measured:
 def check_remote_code(
     folder: str | Path, model: Seq2SeqModel, sample: Sample | None = None, trust_remote_code: bool = False
 ) -> Measured:
-    """Check that the code in a folder gives the same logits and greedy tokens without Heedful."""
+    """Check that a folder's code gives the same logits and greedy tokens without Heedful."""
     folder = Path(folder)
     if not any(folder.rglob("*.py")):
         raise SkippedError("the folder carries no code")
-    # Only code equal to the installed package's runs unasked; older code fails.
+    # Only code equal to the installed package's runs automatically; older code fails.
     if not trust_remote_code and not _code_is_ours(folder):
         if model.config.model_type in HEED_TYPES and (age := _age_of_code(folder)):
             return 1, 0, age
-        raise SkippedError("it is not the installed package's, and would run only with --trust-remote-code")
+        raise SkippedError("it differs from the installed package's, so it runs only with --trust-remote-code")
     sample = sample or make_sample(model)
     inputs = samples.source_inputs(model, sample.sources)
     given = inputs | {"decoder_input_ids": samples.decoder_inputs(model, sample.targets)}
@@ -239,7 +239,7 @@ def check_remote_code(
 
 
 def _age_of_code(folder: Path) -> str | None:
-    """Return how old a folder's code is and how to renew it, or `None` if it is up to date."""
+    """Return how old a folder's code is and how to update it, or `None` if it is current."""
     path = folder / "versions_heed.py"
     found = re.search(r'^NEWEST_TRANSFORMERS = "([\d.]+)"$', path.read_text("utf-8"), re.M) if path.is_file() else None
     known = found[1] if found else "5.23"  # the last before this line existed
@@ -247,25 +247,25 @@ def _age_of_code(folder: Path) -> str | None:
         return None
     load = f"AutoModelForSeq2SeqLM.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
     renew = f"import heedful; from transformers import AutoModelForSeq2SeqLM; {load}"
-    age = f"older than the installed Heedful's and knows transformers up to {known}"
-    return f"it is {age}; to renew it, run in Python: {renew}"
+    age = f"older than the installed Heedful's and supports transformers up to {known}"
+    return f"it is {age}; to update it, run in Python: {renew}"
 
 
 def _code_is_ours(folder: Path) -> bool:
-    """Return whether a folder's code runs only files equal to installed ones."""
+    """Return whether a folder's code uses only files equal to installed ones."""
     installed = {path.name: path for path in Path(heedful.__file__).parent.glob("*.py")}
     for path in folder.rglob("*.py"):
         ours = installed.get(path.name)
         if path.parent != folder or ours is None or ours.read_bytes() != path.read_bytes():
             return False
-    # Code elsewhere: the base model of an adapter, "owner/repository--file.Class", a path.
+    # Code elsewhere: an adapter's base model, "owner/repository--file.Class", a path.
     references = (read_object(folder / "config.json").get("auto_map") or {}).values()
     return not (folder / ADAPTER_FILE).exists() and all(CODE_REFERENCE.fullmatch(str(each)) for each in references)
 
 
 @check("special ids")
 def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = None) -> Measured:
-    """Check that tokenizers, config and generation config agree on special ids and vocabulary sizes; count."""
+    """Check that tokenizers, config and generation config have the same special ids and vocabulary sizes; count."""
     faults, sizes, is_heed = [], samples.vocabulary_sizes(model), model.config.model_type in HEED_TYPES
     places = {"config": model.config, "generation config": model.generation_config}
     places |= {"tokenizer": tokenizers.target} if tokenizers else {}
@@ -295,7 +295,7 @@ def check_special_ids(model: Seq2SeqModel, tokenizers: TokenizerPair | None = No
 
 @check("tokenizer round trip")
 def check_round_trip(tokenizers: TokenizerPair, texts: Sequence[str] = ()) -> Measured:
-    """Check that texts (built-in ones, or all symbols, by default) come back from encoding and decoding, in NFC."""
+    """Check that texts (default: built-in ones or all symbols) survive encoding and decoding, in NFC."""
     changed, count = dict[str, str](), 0
     for encode, tokenizer in _sides(tokenizers):
         symbols = symbols_of(tokenizer)
@@ -330,7 +330,7 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
 
 
 def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
-    """Yield the encoding method of each different tokenizer, and the tokenizer."""
+    """Yield each different tokenizer with its encoding method."""
     yield tokenizers.encode_target, tokenizers.target
     if not tokenizers.is_joint:
         language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
@@ -339,19 +339,19 @@ def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], li
 
 @dataclass
 class Verification:
-    """The findings of all checks of a folder, and their conditions."""
+    """All checks' findings for a folder, and their conditions."""
 
     findings: list[ModelFinding]
     folder: str
     model: str  # its class
     parameters: int  # tied ones once
     dtype: str  # of the checks
-    saved_dtype: str | None  # of the weights in the file, if the config says so
+    saved_dtype: str | None  # dtype of the weights in the file, if in the config
     device: str
 
     @property
     def failed(self) -> list[str]:
-        """Names of the checks that failed."""
+        """Names of failed checks."""
         return [finding.check for finding in self.findings if finding.level == "FAIL"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -384,13 +384,13 @@ def verify(
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     trust_remote_code: bool = False,
 ) -> Verification:
-    """Run every check on a saved encoder-decoder and its tokenizers, with `texts` or built-in ones."""
+    """Run all checks on a saved encoder-decoder and its tokenizers, with `texts` or built-in ones."""
     folder, target = Path(folder), resolve_device(device)
     model, report = _load(folder, getattr(torch, dtype), trust_remote_code)
     model = model.to(target).eval()
     tokenizers, reason, is_broken = _load_tokenizers(folder, trust_remote_code)
     if texts and tokenizers is None:
-        raise ValueError(f"`texts` must be left out where nothing can encode them, but {reason}.")
+        raise ValueError(f"`texts` must be left out without a tokenizer to encode them, but {reason}.")
     sample = make_sample(model, tokenizers, texts)
     findings = [
         check_weights(report),
@@ -413,13 +413,13 @@ def verify(
 def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
     if not (folder / "config.json").is_file():
         what = "is a file" if folder.is_file() else "has no config.json" if folder.exists() else "does not exist"
-        hint = "(A model on the Hub must be downloaded first: huggingface_hub.snapshot_download.)"
+        hint = "(Download a model from the Hub first: huggingface_hub.snapshot_download.)"
         raise FileNotFoundError(f"{folder} must be a folder with a model, but {what}. {hint}")
     check_inside(folder)
     from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    # The report names weights of other shapes; the error of transformers does not.
+    # The report names weights with wrong shapes; transformers' error does not.
     options: dict[str, Any] = local | {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with reading(folder):
         config = AutoConfig.from_pretrained(folder, **local)
@@ -429,7 +429,7 @@ def _load(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> tuple[An
 
 
 def _load_tokenizers(folder: Path, trust_remote_code: bool) -> tuple[TokenizerPair | None, str, bool]:
-    """Load the tokenizers of a folder; without them, return the reason, and whether they are broken."""
+    """Load a folder's tokenizers; without them, return the reason, and whether they are broken."""
     if not has_tokenizer(folder):
         return None, "the folder holds no tokenizer", False
     from transformers import AutoTokenizer

@@ -31,8 +31,8 @@ def eager_attention(
     """Compute Attention(Q, K, V) = softmax(QKᵀ/√d_k) V (equation 1) as written, or with the additive score.
 
     Like all attention functions in transformers, it takes `(B, H, length, width)` queries, keys and values (with fewer
-    heads if groups share them), a mask `(B, 1, Q, K)` to add to the scores, `dropout` and `scaling`; with relative
-    positions also a `position_bias` or `distances`. It returns output `(B, Q, H, d_v)` and weights `(B, H, Q, K)`.
+    heads if groups share them), a mask `(B, 1, Q, K)` to add to the scores, `dropout` and `scaling`. Relative
+    positions add a `position_bias` or `distances`. It returns output `(B, Q, H, d_v)` and weights `(B, H, Q, K)`.
     """
     if module.num_key_value_groups > 1:
         key = key.repeat_interleave(module.num_key_value_groups, dim=1)

@@ -380,7 +380,7 @@ def test_the_tokenizer_of_another_model_is_told(place, side):
     assert check_files(folder).level == "pass"
 
 
-@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown words")
+@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown token")
 def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     folder = place / "model"
     model, tokenizer = HeedForConditionalGeneration.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -396,7 +396,7 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []
 
 
-@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown words")
+@pytest.mark.filterwarnings("error", "ignore:.*cut off", "ignore:.*unknown token")
 def test_the_hubs_cache_is_no_link_out_of_the_folder_and_all_may_read_weights_who_may_read_the_config(whole, tmp_path):
     modes = {path.name: path.stat().st_mode for path in whole.iterdir()}
     assert modes[WEIGHTS] == modes["config.json"] == modes["tokenizer.json"]

@@ -162,7 +162,7 @@ REFUSED = [  # how a folder is spoiled, the message, and by what; {place} is whe
     (written, "must be a JSON object", {CHECKSUMS_FILE: "[]"}),
     (written, "must hold the checksums", {CHECKSUMS_FILE: '{"weights": 3}'}),
     (
-        *(changed, f"must be unchanged it was saved, but {OUTSIDE}, {WEIGHTS} changed"),
+        *(changed, f"must be unchanged since it was saved, but {OUTSIDE}, {WEIGHTS} changed"),
         {CHECKSUMS_FILE: {"weights": {OUTSIDE: "0"}}, "config.json": {"_weights_checksums": {}}},
     ),
 ]
@@ -352,7 +352,7 @@ def test_a_flipped_bit_is_told_by_the_file(place, name):
     content = bytearray((folder / name).read_bytes())
     content[-100] ^= 1
     (folder / name).write_bytes(content)
-    message = f"model in .* must be unchanged it was saved, but {name} changed.*delete {CHECKSUMS_FILE}"
+    message = f"model in .* must be unchanged since it was saved, but {name} changed.*delete {CHECKSUMS_FILE}"
     assert_error(message, load_model, folder)
     assert name in check_files(folder).message
     if "-of-" in name:  # whole weights beside the shards, which transformers would prefer to these
@@ -390,7 +390,7 @@ def test_who_saves_anew_by_any_road_is_not_locked_out(place):
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    with pytest.warns(UserWarning, match=r"but tokenizer.json changed"):
+    with pytest.warns(UserWarning, match=r"but tokenizer.json changed since"):
         assert Translator.from_pretrained(folder).translate(["네."])
     pipeline(TASK, model=model, tokenizer=tokenizer, device="cpu").save_pretrained(folder)
     assert changed_files(folder, "weights") == changed_files(folder, "tokenizer") == []

@@ -52,7 +52,7 @@ def test_an_ensemble_translates_as_its_models_do_together(model, other, tokenize
     assert [each.text for row in alone for each in row] != [each.text for row in found for each in row]
     message = "`engine` must be generate for an `ensemble`, but is native"
     assert_error(message, Translator, model, tokenizers, engine="native", ensemble=[other])
-    message = r"left out to score pairs, .+, but are generate, float32 and 1 models"
+    message = r"left out, because the model itself scores pairs, but are generate, float32 and 1 models"
     assert_error(message, ensemble.score_pairs, [("a", "b")])
 
 

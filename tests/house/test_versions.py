@@ -146,7 +146,7 @@ def test_verifying_says_that_code_is_old_and_how_to_renew_it_which_does(tmp_path
     path = folder / "versions_heed.py"
     todays = path.read_text()
     path.write_text(re.sub("(?m)^NEWEST_TRANSFORMERS = .*$", 'NEWEST_TRANSFORMERS = "5.18.2"', todays))
-    message = r"it is older than the installed Heedful's and supports transformers up to 5\.18\.2; .* run in Python: (.*)"
+    message = r"older than the installed Heedful's and supports transformers up to 5\.18\.2; .* run in Python: (.*)"
     finding = check_remote_code(folder, model)
     assert not finding.passed
     exec(re.search(message, finding.message)[1])

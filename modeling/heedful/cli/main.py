@@ -104,7 +104,7 @@ def run(command: Callable[[], object]) -> None:
                 command()
             finally:
                 sys.stdout.flush()
-                atexit.register(setattr, sys, "stdout", sys.stderr)  # for late messages of libraries
+                atexit.register(setattr, sys, "stdout", sys.stderr)  # for libraries' late messages
     except (BrokenPipeError, SystemExit) as error:
         # The output's reader is gone. Typer would exit with code 1.
         if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):

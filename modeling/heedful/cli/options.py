@@ -225,7 +225,7 @@ def read_pairs(data: list[str], source: str, target: str, **settings: Any) -> An
 
 
 def texts_of(path: Path | None, column: str | None, option: str) -> Iterator[str] | None:
-    """Return the texts in a column of a table, or `None` for plain text."""
+    """Return the texts in a table's column, or `None` for plain text."""
     from heedful.data.sources import read_pairs as read
     from heedful.data.tables import delimiters_of, kind_of_file
 
@@ -252,7 +252,7 @@ class VisibleHandler(logging.Handler):
     """Logs messages with visible control characters."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the text of a record."""
+        """Write a record's text."""
         report(self.format(record))
 
 

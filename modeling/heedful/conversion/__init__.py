@@ -1,1 +1,1 @@
-"""Convert transformers models into equal Heed models, and back."""
+"""Convert transformers models into equivalent Heed models, and back."""

@@ -31,7 +31,7 @@ RENAMINGS = {
 }
 EMBEDDINGS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
 SIDES = ("encoder", "decoder")
-# What a Heed model with a stock form must have: always, and by default for each family.
+# Requirements for a stock form: always, and by default for each family.
 COMMON: dict[str, Any] = {"share_encoder_decoder_embeddings": True, "position_offset": 0}
 COMMON |= dict.fromkeys(("encoder_neighbourhood", "decoder_neighbourhood"))
 ORIGINAL: dict[str, Any] = {"norm_type": "layernorm", "norm_placement": "post", "embedding_norm": False}
@@ -48,7 +48,7 @@ class Family:
     """A transformers class, with the facts for converting and writing it."""
 
     model_class: str
-    options: Mapping[str, Any]  # of `HeedConfig`
+    options: Mapping[str, Any]  # `HeedConfig` options
     fields: Mapping[str, str] = field(default_factory=lambda: {name: name for name in COPIED_FIELDS})  # ours, theirs
 
     def read_choices(self, config: Any) -> Choices:
@@ -56,11 +56,11 @@ class Family:
         return {}
 
     def heed_options(self, config: Any) -> dict[str, Any]:
-        """Return the `HeedConfig` options equal to one of their configs."""
+        """Return the `HeedConfig` options for one of their configs."""
         options = {**self.options, **{ours: getattr(config, theirs) for ours, theirs in self.fields.items()}}
         if config.model_type == "m2m_100":
             options["position_offset"] = config.pad_token_id + 1
-        if hasattr(config, "sinusoid_layout"):  # of a converted Heed model
+        if hasattr(config, "sinusoid_layout"):  # if converted from Heed
             options["sinusoid_layout"] = config.sinusoid_layout
         return options | {"attention_bias": True}
 
@@ -258,7 +258,7 @@ FAMILIES = {
     "t5": T5Family("T5ForConditionalGeneration", SHARED, T5_FIELDS),
     "umt5": T5Family("UMT5ForConditionalGeneration", OWN, T5_FIELDS),
 }
-ENCODERS = ("bert", "roberta", "xlm-roberta")  # possible encoders of a Heed model
+ENCODERS = ("bert", "roberta", "xlm-roberta")  # encoders that Heed can load
 
 
 def stock_kind(config: HeedConfig) -> str:

@@ -47,7 +47,7 @@ class NewLanguage:
 
     name: str  # as `--to` names it, or NLLB's token, such as jej_Hang
     pairs: str  # texts in the language, for `read_pairs`
-    column: str = "target"  # of the texts
+    column: str = "target"  # column with the texts
     like: str | None = None  # a known language; default: the first, or the checkpoint's
     pieces: int = 500  # most pieces to learn
     old: Sequence[str] = ()  # files of the old languages, in addition to the model's training data
@@ -63,16 +63,16 @@ class Piece(NamedTuple):
 
     halves: tuple[str, str]  # may be new
     parts: list[str]  # old pieces
-    score: float  # of Unigram
+    score: float  # Unigram's score
 
 
 class _Begun(NamedTuple):
     model: Any
-    dtype: torch.dtype  # of the saved weights
+    dtype: torch.dtype  # dtype of the saved weights
     pair: TokenizerPair
     token: str  # the new tag
     relative: str  # the tag whose row it gets
-    conversion: Conversion | None  # of a checkpoint
+    conversion: Conversion | None  # of the checkpoint, if any
 
 
 def add_language(
@@ -237,7 +237,7 @@ def _check_can_grow(state: dict[str, Any], pieces: int) -> None:
     model, kind = state["model"], state["model"]["type"]
     if kind == "BPE":
         kind += " without merges" * (not model["merges"])
-        kind += " with marks of words" * bool(model["continuing_subword_prefix"] or model["end_of_word_suffix"])
+        kind += " with word markers" * bool(model["continuing_subword_prefix"] or model["end_of_word_suffix"])
     if kind not in ("BPE", "Unigram") and (pieces or kind[:3] not in ("BPE", "Wor")):
         must = "BPE or Unigram to get new pieces (`pieces` of 0 adds only a tag)"
         raise ValueError(f"The tokenizer must be {must}, but is {kind} instead.")

@@ -95,7 +95,7 @@ def convert(
 
 
 def convert_config(config: PreTrainedConfig) -> HeedConfig:
-    """Return the equal Heed config, except values that `convert_model` takes from the weights."""
+    """Return the equivalent Heed config, except values that `convert_model` takes from the weights."""
     _check_expressible(config)
     options = FAMILIES[config.model_type].heed_options(config)
     # transformers smooths labels in the trainer, not in the model.

@@ -24,7 +24,7 @@ POSITIONS = "model.decoder.embed_positions.weight"
 
 
 def stock_config(config: HeedConfig) -> PreTrainedConfig:
-    """Return the equal stock model's config; a `ValueError` names unsupported fields."""
+    """Return the equivalent stock config; a `ValueError` names unsupported fields."""
     kind = stock_kind(config)
     family = FAMILIES[kind]
     if faults := list(field_faults(config, family.write_choices(config))):

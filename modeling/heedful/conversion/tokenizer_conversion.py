@@ -42,7 +42,7 @@ class ConvertedTokenizers(NamedTuple):
     """A converted checkpoint's tokenizers."""
 
     pair: TokenizerPair | None
-    settings: dict[str, Any]  # of the generation config
+    settings: dict[str, Any]  # for the generation config
     notes: tuple[str, ...]  # one sentence each, for users
     languages: tuple[str, ...] = ()  # source and target, if the tokenizer has them
 

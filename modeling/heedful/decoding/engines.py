@@ -77,14 +77,14 @@ class GenerateEngine:
         processors: Processors = ignored,
         progress: Progress = ignored,
     ) -> list[list[Hypothesis]]:
-        """Return `num_return_sequences` hypotheses per sentence, best first; sentences are finished in any order.
+        """Return `num_return_sequences` hypotheses per sentence, best first, for sentences in any order.
 
-        Each batch's padded tokens × rows stay within the budget. `progress` gets the newly finished number.
+        Each batch's padded tokens × rows stay within the budget. `progress` gets the finished sentences' number.
         """
         settings = copy.deepcopy(config)
         if self.model.generation_config.max_new_tokens is None:  # `generate()` warns about two lengths
             settings.max_length, settings.max_new_tokens = config.max_new_tokens + 1, None  # with the start token
-        rows = max(config.num_beams, config.num_return_sequences)  # for each sentence
+        rows = max(config.num_beams, config.num_return_sequences)  # per sentence
         costs = {number: len(source) * rows for number, source in enumerate(sources)}
         results: list[list[Hypothesis]] = [[] for _ in sources]
         with evaluation_mode(self.model), torch.no_grad():
@@ -172,7 +172,7 @@ def count_tokens(
     if config.forced_eos_token_id is not None:
         ended &= counts < config.max_new_tokens  # a </s> in the last possible position was forced
     beyond = getattr(config, "tokens_beyond_source", None)
-    if beyond is not None:  # each sentence has a limit
+    if beyond is not None:  # limits differ by sentence
         limits = source_mask.sum(dim=1) + beyond
         counts = torch.minimum(counts, limits.repeat_interleave(config.num_return_sequences))
     return counts, ended

@@ -155,7 +155,7 @@ def load_tokenizers(folder: Path, model: Seq2SeqModel, given: str | Path) -> Tok
         languages = " --source-language … --target-language …" if kind in ("m2m_100", "mbart") else ""
         raise ValueError(
             f"The model in {folder} must be a Heed model, but is a {kind} model: "
-            f"`heedful convert {given} NEW_FOLDER{languages}` makes an equal Heed model."
+            f"`heedful convert {given} NEW_FOLDER{languages}` makes a Heed model that computes the same."
         ) from error
     return tokenizers
 

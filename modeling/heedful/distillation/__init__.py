@@ -1,1 +1,1 @@
-"""Training data made by another model: pairs and token probabilities."""
+"""Training data from another model: pairs and token probabilities."""

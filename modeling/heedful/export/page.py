@@ -25,7 +25,7 @@ from heedful.protocols import Seq2SeqModel
 PAGE, TRANSFORMER, RECURRENT = map(Path(__file__).with_name, ("page.html", "transformer.js", "recurrent.js"))
 LARGEST = 100_000_000  # bytes in all models' weights; browsers do not open much larger files
 WIDEST = 127  # symmetrical int8
-LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # of a card
+LIMITS = re.compile(r"^## (?:Intended use and limits|Limits)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # card's
 # The example text in a card's code, a JSON string.
 EXAMPLE = re.compile(r'\b(?:translate|generate|tokenizer)\(\[?("(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-f]{4})*")')
 CHOICES: dict[str, Sequence[Any]] = {

@@ -33,7 +33,7 @@ from heedful.training.run import RunResult
 TOLERANCE = 1e-5  # largest allowed logit difference in float32, relative if above 1
 BEAMS = 5
 SEARCHED = ("num_beams", "num_return_sequences", "do_sample", "max_new_tokens")  # fields that a search changes
-FORM_FOLDER = "transformers"  # of a run
+FORM_FOLDER = "transformers"  # in a run's folder
 RUN_SENTENCES = 500
 LOGITS = 2**25  # most logits compared; the other process writes them to a file
 USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the card section that changes
@@ -114,7 +114,7 @@ def _pad_with_the_last_token(file: Path, last: int) -> None:
     vocabulary = state["model"]["vocab"]
     if isinstance(vocabulary, dict):
         state["model"]["vocab"] = {unused if token == PAD else token: id_ for token, id_ in vocabulary.items()}
-    else:  # of Unigram
+    else:  # Unigram
         vocabulary[pad["id"]][0] = unused
     pad["content"] = unused
     file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")

@@ -345,7 +345,7 @@ class Verification:
     folder: str
     model: str  # its class
     parameters: int  # tied ones once
-    dtype: str  # of the checks
+    dtype: str  # used for the checks
     saved_dtype: str | None  # dtype of the weights in the file, if in the config
     device: str
 

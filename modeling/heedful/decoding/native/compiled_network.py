@@ -21,7 +21,7 @@ class CompiledNetwork(NativeNetwork):
     def __init__(self, model: HeedForConditionalGeneration, precision: Precision = "float32"):
         super().__init__(model, precision)
         self._library, self.new_state = cast("ctypes.CDLL", library()), CompiledState
-        self._norms: list[torch.Tensor] = []  # keeps it in memory for the kernels
+        self._norms: list[torch.Tensor] = []  # kept in memory for the kernels
         self._embedding = self.embed_target.weight.float().contiguous()
         self.layers = [self._described(layer) for layer in self.decoder_layers]
         config, output = self.config, cast("CompiledProduct", self.output).linear

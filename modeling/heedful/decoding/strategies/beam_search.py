@@ -23,7 +23,7 @@ from heedful.generation_heed import check_logits
 from heedful.protocols import Seq2SeqModel
 from heedful.versions_heed import CACHE, by_name
 
-SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")  # with generate()'s config
+SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")  # also settings of generate()
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,7 @@ class ModelSteps:
         if cache_of(outputs) is not None:
             self.model_kwargs |= by_name(cache_of(outputs))
         mask = self.model_kwargs.get("decoder_attention_mask")
-        if mask is not None:  # for the next token
+        if mask is not None:  # the next token is visible
             self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         return outputs
 
@@ -154,7 +154,7 @@ def member_steps(
 
 
 def average(log_probabilities: list[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
-    """Return the log of the weighted or plain mean of `(rows, V)` log-probabilities' probabilities."""
+    """Return the log of the mean probabilities (weighted or not) for `(rows, V)` log-probabilities."""
     stacked, weights = torch.stack(log_probabilities), weights or [1.0] * len(log_probabilities)
     shares = stacked.new_tensor([weight / sum(weights) for weight in weights])[:, None, None]
     return torch.logsumexp(stacked + shares.log(), dim=0)

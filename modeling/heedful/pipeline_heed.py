@@ -77,7 +77,7 @@ class Languages:
     def check(self, src_lang: str | None, tgt_lang: str | None) -> None:
         """Raise a `ValueError` for a language that is unknown or would be ignored."""
         if src_lang is not None and self.tags:
-            must = f"`src_lang` must be None for this model, which selects its target language ({self._names}) only"
+            must = f"`src_lang` must be None for this model, which selects only its target language ({self._names})"
             raise ValueError(f"{must}, but is {src_lang!r} instead.")
         for name, language in (("src_lang", src_lang), ("tgt_lang", tgt_lang)):
             if language is not None and language not in self.known:

@@ -378,7 +378,7 @@ def check_quantization(model: Any) -> None:
     on_cpu = [weight for weight in weights if weight.device.type == "cpu"]
     if any(getattr(each, "act_quant_kwargs", None) for each in on_cpu) and not multiplies_bytes_exactly():
         must = "`quantization_config` must quantize only weights on this processor, which lacks VNNI instructions"
-        raise ValueError(f"{must}, but quantizes activations too: torch's products of 8 bits would be wrong.")
+        raise ValueError(f"{must}, but quantizes activations too: torch's 8-bit products would be wrong.")
 
 
 def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
@@ -389,7 +389,7 @@ def check_names(model: Any, report: dict[str, Any], source: Any) -> None:
         # With or without a head: only the stacks must match.
         unknown = [key for key in unknown if hasattr(base, key.removeprefix(prefix).split(".")[0])]
         missing = missing if base is model else [key for key in missing if key.startswith(prefix)]
-    for what, keys in {"lacks": missing, "holds, unknown to it,": unknown}.items():
+    for what, keys in {"lacks": missing, "also holds": unknown}.items():
         if keys:
             must = f"{source} must hold the weights of its config's {name}, but {what} {listed(keys)}"
             raise ValueError(f"{must}; `output_loading_info=True` loads the rest and returns a list.")

@@ -187,7 +187,7 @@ def test_models_without_attention_steps_or_kinds_are_errors(tokenizers, monkeypa
         assert_error("its config's `attention` is 'none' instead", look, model, tokenizers, SOURCE, TARGET)
     other = recurrent(tokenizers)
     monkeypatch.setattr(other, "forward", lambda **_: Seq2SeqLMOutput())
-    with pytest.raises(ValueError, match="`model` must give its attention weights, but gives none"):
+    with pytest.raises(ValueError, match="`model` must return attention weights, but returns none"):
         attention_maps(other, tokenizers, SOURCE, TARGET)
     message = "The model must be a Heed Transformer, loaded after `import heedful`, to show its scores"
     for other in (other_model(MarianConfig, tokenizers), recurrent(tokenizers)):

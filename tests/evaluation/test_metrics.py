@@ -104,7 +104,7 @@ def test_wrong_sentences_and_settings_are_named():
         ({"bootstrap": 1}, "`bootstrap` must be 0 or at least 40, but is 1"),
         ({"bootstrap": -5}, "but is -5"),
         *(({"metrics": metrics}, "`metrics` must be some of") for metrics in (("bleu", "meteor"), "bleu", ())),
-        ({"metrics": ("chrf",), "tokenize": "char"}, "`tokenize` is BLEU's"),
+        ({"metrics": ("chrf",), "tokenize": "char"}, "`tokenize` must be None without BLEU"),
     ]
     assert_refused(cases, lambda settings: score_translations(["a"], ["a"], **settings))
 

@@ -145,7 +145,7 @@ def test_a_comparison_names_the_first_sentence_that_differs_and_a_folder_appears
     assert (tmp_path / "a" / "out" / "file").read_text() == "whole"
     cases = [
         (tmp_path / "a", "`target` must be a folder that does not exist yet"),
-        (tmp_path / "a" / "out" / "file" / "b", "`target` must be where you can write"),
+        (tmp_path / "a" / "out" / "file" / "b", "`target` must be writable"),
     ]
     assert_refused(cases, lambda target: new_folder(target).__enter__())
     with pytest.raises(ValueError, match="`target` must be a folder that does not exist yet"):

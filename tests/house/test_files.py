@@ -88,7 +88,7 @@ def test_a_file_whose_place_nothing_can_take_gets_the_bytes_and_errors_name_it(t
             check_writable(path)
             write_text(path, f"new of {target}")
             if target is tempfile:
-                must = "must be where you can write, but .*new is not: Read-only file system"
+                must = "must be writable, but .*new is not: Read-only file system"
                 for check in (check_writable, check_is_new):
                     assert_error(must, check, tmp_path / "new")
         assert path.read_text() == f"new of {target}"

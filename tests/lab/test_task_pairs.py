@@ -111,7 +111,7 @@ def test_the_command_writes_pairs_to_train_on_and_leaves_nothing_half_written(he
         (("rhymes",), "No such command 'rhymes'"),
         (("spacing", "--texts", texts, "--typos", 0.1), "No such option: --typos"),
         (("reverse", "--count", 2), "pairs.jsonl is not: Not a directory", texts / "pairs.jsonl"),
-        (("reverse", "--count", 2), "`--output` must be where you can write", texts / "no" / "pairs.jsonl"),
+        (("reverse", "--count", 2), "`--output` must be writable", texts / "no" / "pairs.jsonl"),
         (("reverse", "--count", 2), "", tmp_path / "no.txt"),
     ):
         code, _, error = heedful_command("pairs", *options, "-o", *(other or [no]))

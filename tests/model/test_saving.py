@@ -228,7 +228,7 @@ def test_options_of_from_pretrained_change_the_dtype_and_nothing_else(
 def test_weights_that_are_not_the_config_of_a_recurrent_model_are_errors(folders, tmp_path):
     cases = [
         ({"encoder_layers": 3}, "lacks model.encoder.layers.2.first_cell"),
-        ({"bidirectional": False}, "holds, unknown to it, model.encoder.layers.0.second_cell"),
+        ({"bidirectional": False}, "also holds model.encoder.layers.0.second_cell"),
         ({"hidden_size": 18}, "weights of its config.s shapes"),
     ]
     folder = shutil.copytree(folders["recurrent", "5GB"], tmp_path / "model")

@@ -194,15 +194,15 @@ def attention_maps_of_ids(
             must = f"The {name} must have at most {limit} tokens, the model's number of positions"
             raise ValueError(f"{must}, but has {length} instead.")
     if getattr(plain.config, "attention", None) == "none":
-        raise ValueError("The model must attend to be looked into, but its config's `attention` is 'none' instead.")
+        raise ValueError("The model must have attention, but its config's `attention` is 'none' instead.")
     fed_ids = [special_token(plain, "decoder_start_token_id"), *target_ids[:-1]]
     with recorded_heads(plain, asked, layer) as states:
         found = record_weights(plain, source_ids, fed_ids, asked, layer)
     if not found and len(asked) == len(KINDS):
-        raise ValueError("`model` must give its attention weights, but gives none.")
+        raise ValueError("`model` must return attention weights, but returns none.")
     for kind in kinds or ():
         if kind not in found:
-            hint = f"a {type(plain).__name__} of this config gives no {kind} attention"
+            hint = f"a {type(plain).__name__} with this config has no {kind} attention"
             raise wrong("kind", "be one that the model has", repr(kind), advice=hint)
     radii = {kind: getattr(plain.config, f"{kind}_neighbourhood", None) for kind in KINDS}
     return AttentionMaps(

@@ -88,7 +88,7 @@ def _checked_run(
             if not sums or not all(abs(each - 1) < SUM_ROUNDING for each in sums):
                 must = f"be of {sizes[kind]} tokens, with rows that sum to 1, to be shown"
                 but = f"sum to {sums[0]:.2f} and {sums[1]:.2f}" if sums else f"are of {shape}"
-                hint = "it attends in windows, blocks or several streams. Choose other attention with `kinds`"
+                hint = "the model attends in windows, blocks or streams. Choose other attention with `kinds`"
                 whose = f"The {kind} attention weights of {type(model).__name__}"
                 raise ValueError(f"{whose} must {must}, but {but} instead: {hint}.")
     return found

@@ -152,7 +152,7 @@ def write_finetuned_card(
         raise FileExistsError(f"{folder} must not have a card yet, but has {CARD_FILE}; `--overwrite` replaces it.")
     for file in scores:
         if not Path(file).is_file():
-            raise FileNotFoundError(f"`scores` must be files of `heedful evaluate --json`, but {file} is none.")
+            raise FileNotFoundError(f"`scores` must be files from `heedful evaluate --json`, but {file} is no file.")
     source, target = (language and (code_of(language) or language) for language in (source_language, target_language))
     model, tokenizers = load_model(folder), TokenizerPair.from_pretrained(folder)
     if not model.config.model_type.startswith("heed"):

@@ -179,10 +179,9 @@ class _Examination:
             tokenizers = given or tokenizers_of(recipe.tokenizer, recipe.data, kept)
         wanted, size = recipe.tokenizer.vocab_size, len(tokenizers.source)
         if given is None and wanted is not None and size < wanted:
-            message = f"The checked pairs allow {size:,} tokens, "
-            message += f"to which the {wanted:,} wanted are lowered."
+            message = f"The checked pairs allow only {size:,} tokens, fewer than the {wanted:,} requested."
             level: Level = "warning" if is_whole else "note"
-            yield RecipeFinding("tokenizer", level, message, key, f"Set it to {size // 2:,} or so.")
+            yield RecipeFinding("tokenizer", level, message, key, f"Set it to about {size // 2:,}.")
         with refusal("unknown_tokens", key, "error" if is_whole or given else "warning"):
             check_symbols(tokenizers, kept, recipe.decoding.ignore)
         yield from tokens.check_tokenizer_ids(tokenizers, key)

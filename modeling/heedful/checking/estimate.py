@@ -147,7 +147,7 @@ class DryRun:
         together, device = sum(self.memory.values()), self.accelerator.device
         on_cuda = device.type == "cuda"
         available = torch.cuda.get_device_properties(device).total_memory if on_cuda else memory_of_machine()
-        sizes = self.memory | {"together": together} | ({} if available is None else {"there are here": available})
+        sizes = self.memory | {"together": together} | ({} if available is None else {"available here": available})
         yield from (f"{name:<38}{size / MIB:>10,.0f} MiB" for name, size in sizes.items())
         if available is not None and together > available:
             yield "Too much for this machine: set `optimization.token_budget` lower."

@@ -94,7 +94,7 @@ def _check_intervals(
     validation: ValidationRecipe, checkpoints: CheckpointRecipe, end: RunEnd
 ) -> Iterator[RecipeFinding]:
     ended = f"the run ends after {end.last:,} ({end})"
-    advice = f"Set it to {max(1, end.last // 10):,} or so."
+    advice = f"Set it to about {max(1, end.last // 10):,}."
     if validation.every_updates > end.last:
         needed = checkpoints.publish == "best" or validation.patience is not None
         level = end.error if needed else "warning"

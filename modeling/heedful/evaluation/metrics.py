@@ -81,7 +81,7 @@ def score_translations(
     if isinstance(metrics, str) or not metrics or not set(metrics) <= set(METRICS):
         raise wrong("metrics", f"be some of {METRICS}", repr(metrics))
     if tokenize is not None and "bleu" not in metrics:
-        raise ValueError(f"`tokenize` is BLEU's and has no effect on {tuple(metrics)}, but is {tokenize!r}.")
+        raise ValueError(f"`tokenize` must be None without BLEU in `metrics`, but is {tokenize!r} instead.")
     predictions, alternatives = comparable(predictions, ignore), references_left(ignore, alternatives)
     tokenize = fitting_tokenizer(tokenize, alternatives)
     scores: dict[str, Any] = {}

@@ -351,7 +351,7 @@ def test_every_end_has_its_exit_code_but_a_bug_its_traceback(monkeypatch, heedfu
         assert message in errors
     monkeypatch.setenv("WORLD_SIZE", "2")
     message = refused("evaluate", "none", "--data", "builtin:test:2", *KO_EN, "--device", "cuda:1")
-    assert "`--device` must be cpu or cuda where several processes run" in message
+    assert "`--device` must be cpu or cuda if several processes run" in message
     monkeypatch.setattr("heedful.training.recipe_file.read_recipe", Mock(side_effect=KeyError("ours")))
     monkeypatch.setattr(sys, "argv", ["heedful", "train", str(tmp_path)])
     assert_error("ours", cli.main, error=KeyError)

@@ -93,7 +93,7 @@ DAMAGE = {
     "a manifest of nothing": (replace_file(lambda text: b"{}"), NO_MANIFEST),
     "files elsewhere": (replace_file(lambda text: b'{"../x": {"size": 1, "sha256": ""}}'), NO_MANIFEST),
     "a manifest that is a folder": (lambda path: [(path / MANIFEST).unlink(), (path / MANIFEST).mkdir()], NO_MANIFEST),
-    "a file": (lambda path: [shutil.rmtree(path), path.write_text("")], "it is no folder"),
+    "a file": (lambda path: [shutil.rmtree(path), path.write_text("")], "it is not a folder"),
 }
 
 
@@ -153,7 +153,7 @@ def test_an_older_format_is_refused_with_the_way_out(folder):
     file = checkpoint_path(folder, 7) / "training_state/progress.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 1, "unheard_of": 1}))
     way = "resume with the version that wrote it, or .*`model.start_from`"
-    assert_error(rf"has format 1; this Heedful reads 3: {way}", checkpoints.load_progress, checkpoint_path(folder, 7))
+    assert_error(rf"has format 1; this Heedful loads 3: {way}", checkpoints.load_progress, checkpoint_path(folder, 7))
 
 
 WRITERS = [*product([None], [0, 600, 5000, 10_000, 20_000])]  # all in turn
@@ -198,5 +198,5 @@ def test_the_average_is_the_mean_of_every_weight_also_of_those_in_several_files(
     assert equal(average_weights(paths), average)
     for sizes in ({"encoder_layers": 2}, {"encoder_ffn_dim": 12}):
         other = save(tmp_path / str(sizes), tokenizers, 9, **sizes)
-        message = "update-00000009 is of another model than .*update-00000003"
+        message = "update-00000009 and .*update-00000003 are from different models"
         assert_error(message, average_weights, [paths[0], other])

@@ -89,7 +89,7 @@ def test_bf16_is_left_to_what_has_it(begin, monkeypatch, caplog, gpus, has_it, p
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", asked)
     monkeypatch.setattr(processor_heed, "has_bfloat16", lambda: has_it)
     assert begin(FSDP if gpus == 2 else {}, gpus, precision=precision)["mixed_precision"] == taken
-    reason = "this GPU lacks: fp16 takes its place" if gpus else "this processor lacks"
+    reason = "this GPU lacks: the run uses fp16" if gpus else "this processor lacks"
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (precision == "bf16" and not has_it)
     assert all(each.startswith(f"`optimization.mixed_precision` is bf16, which {reason}") for each in warnings)
@@ -108,7 +108,7 @@ def test_a_precision_is_what_float32_is_multiplied_by_in_its_run_alone():
 LOADING = {**FSDP, "FSDP_CPU_RAM_EFFICIENT_LOADING": "true"}
 ACCUMULATING = {**TWO, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}
 IN_BF16 = {**LAUNCHED, **TWO, "ACCELERATE_MIXED_PRECISION": "bf16"}
-NO_GPU = "`distributed_type` .* must be NO where there is no GPU, but is"
+NO_GPU = "`distributed_type` .* must be NO without a GPU, but is"
 PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but is"
 
 
@@ -117,8 +117,8 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
     [
         (TWO, 1, {}, r"number of processes on this machine .*at most 1, the number of its GPUs, but is 2 instead"),
         ({"WORLD_SIZE": "2"}, 2, {}, "`WORLD_SIZE` is 2 and `LOCAL_RANK` is missing"),
-        ({}, 0, {"device": "cuda"}, "`optimization.device` must be cpu or auto where there is no GPU"),
-        (ON_CPU, 1, {"device": "cuda"}, "where the accelerate file says `use_cpu`"),
+        ({}, 0, {"device": "cuda"}, "`optimization.device` must be cpu or auto if there is no GPU"),
+        (ON_CPU, 1, {"device": "cuda"}, "if the accelerate file sets `use_cpu`"),
         (ON_CPU, 1, {"precision": "fp16"}, f"{PRECISION} fp16"),
         ({}, 0, {"precision": "tf32"}, f"{PRECISION} tf32"),
         ({**ON_CPU, "MASTER_ADDR": "127.0.0.1"}, 0, {"device": "cpu"}, "started one process instead of several"),
@@ -130,7 +130,7 @@ PRECISION = "`optimization.mixed_precision` must be no or bf16 on the CPU, but i
         ({**FSDP, "FSDP_VERSION": "1"}, 2, {}, "`fsdp_version` of the accelerate file must be 2, but is 1"),
         (LOADING, 2, {}, "`fsdp_cpu_ram_efficient_loading` .*must be false"),
         (ACCUMULATING, 0, {}, "`gradient_accumulation_steps` .*`optimization.tokens_per_update`.* is 4 instead"),
-        (IN_BF16, 2, {}, "`mixed_precision` .* must be no, because `optimization.mixed_precision`.*bf16"),
+        (IN_BF16, 2, {}, "`mixed_precision` .* must be no, because .*`optimization.mixed_precision`.*bf16"),
         (IN_BF16, 2, {"precision": "tf32"}, "`mixed_precision` of the accelerate file must be no, because .*bf16"),
         (IN_BF16, 2, {"precision": "fp16"}, "`mixed_precision` .* must be no or fp16, because .* is bf16 instead"),
         ({**TWO, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, 0, {}, "`parallelism_config` .* must be absent"),

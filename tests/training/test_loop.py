@@ -67,7 +67,7 @@ def test_a_run_may_be_resumed_before_it_began_and_after_its_end(make_loop, tmp_p
     before = weights_of(folder, 2)
     with caplog.at_level(logging.INFO, logger="heedful"):
         assert make_loop(changes).run().update == 2
-    assert "nothing is left to train: the run has ended, after 2 updates" in caplog.text
+    assert "nothing is left to train: the run ended after 2 updates" in caplog.text
     assert saved_updates(folder) == [2]
     assert equal(weights_of(folder, 2), before)
 
@@ -338,10 +338,10 @@ def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch
     sharded, must = SimpleNamespace(distributed_type=DistributedType.FSDP), "`optimization.optimizer` must be "
     muon = OptimizationRecipe(optimizer="muon", max_updates=1)
     assert_error(f"{must}another one .* but is muon instead", make_optimizer, torch.nn.Embedding(3, 2), muon)
-    assert_error(f"{must}another one where weights are sharded", make_engine, sharded, torch.nn.Linear(3, 2), muon)
+    assert_error(f"{must}another one if weights are sharded", make_engine, sharded, torch.nn.Linear(3, 2), muon)
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})
-    must += r"one that is installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
+    must += r"installed \(.*pip install 'heedful\[optimizers\]'\), but is sc"
     assert_error(must, check_installed, free.optimization, None, [])
     assert_error(must, dry_run, free)
     vary = {"optimization.optimizer": ["adam", "schedule_free"]}

@@ -161,7 +161,7 @@ WRONG = [
     ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false if `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
-    ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty where"),
+    ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty if"),
 ]
 
 

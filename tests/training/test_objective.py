@@ -265,12 +265,12 @@ def test_settings_that_a_teacher_excludes_are_named_and_it_is_found_beside_the_r
     noisy = {"data.augmentation": {"typos": 0.1}}
     tagged = {"data.mixture": {"x": {"train": "builtin:train:9", "tag": "bt"}}}
     cases = [
-        ({weight: 0.3}, f"`{weight}` must be 0.5 where"),
+        ({weight: 0.3}, f"`{weight}` must be 0.5 if"),
         ({**teacher, weight: 0.0}, "must be above 0 and at most 1, but is 0.0"),
         ({**teacher, weight: 1.1}, "must be above 0 and at most 1, but is 1.1"),
-        ({**teacher, **noisy}, "`data.augmentation` must be empty where .+ {'typos': 0.1}"),
-        ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty where .+, but is bt"),
-        ({**teacher, "data.streaming": True}, "`data.streaming` must be false where .+, but is true instead"),
+        ({**teacher, **noisy}, "`data.augmentation` must be empty with .+ {'typos': 0.1}"),
+        ({**teacher, **tagged}, "`data.mixture.x.tag` must be empty with .+, but is bt"),
+        ({**teacher, "data.streaming": True}, "`data.streaming` must be false with .+, but is true instead"),
     ]
     assert_refused(cases, lambda changes: tiny_recipe(tmp_path, changes))
     (tmp_path / "tokens").mkdir()

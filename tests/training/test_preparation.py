@@ -101,7 +101,7 @@ def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {**changes, "data.target": "en", **given}))
     train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
     recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": {"path": str(tmp_path / "two")}})
-    with pytest.raises(ValueError, match=r"must hold one tokenizer of both sides .+two, which holds two, instead"):
+    with pytest.raises(ValueError, match=r"must hold one tokenizer for both sides .+two, which holds two, instead"):
         prepare_corpus(recipe, tmp_path / "tokenizer")
 
 
@@ -264,7 +264,7 @@ def test_what_leaves_no_pair_is_refused(files, tmp_path):
         ({"data.max_source_tokens": 1}, r"No training pair is left: 3 exceed `data.max_source_tokens` \(1\)"),
         (one, "`data.validation` must be given if the training pairs have fewer than two"),
         (positions, "`data.max_source_tokens` must be at most 64, .*`data.streaming`.* is 256"),
-        (book, "at most 8192 tokens in a row, of which attention .*max_source_tokens`"),
+        (book, "at most 8192 tokens in a row, because attention .*max_source_tokens`"),
     ]
     assert_refused(cases, lambda changes: check(tmp_path, files | changes))
     check(tmp_path, {**files, **book, "data.max_source_tokens": 100_000})
@@ -277,7 +277,7 @@ def test_what_cannot_be_compiled_is_refused_before_anything_is_read(tmp_path):
         ({"model.options.position_encoding": "learned"}, "`model.options.position_encoding` is learned"),
         ({"model.options.position_encoding": "t5"}, "`model.options.position_encoding` is t5"),
     ]
-    cases = [(changes, f"`optimization.compile` must be auto or false where {reason}") for changes, reason in cases]
+    cases = [(changes, f"`optimization.compile` must be auto or false if {reason}") for changes, reason in cases]
     compiled = {"optimization.compile": True, "data.train": "nowhere.jsonl"}
     assert_refused(cases, lambda changes: check_model(tiny_recipe(tmp_path / "run", compiled | changes), None))
 
@@ -330,7 +330,7 @@ def test_targets_that_a_tokenizer_does_not_give_back_end_a_run_before_it_begins(
     where = lines(tmp_path / "a.tsv", pairs)
     changes = {"data.train": where, "data.validation": where, "data.cleaning": {"drop_overlap": False}}
     changes["tokenizer.path"] = made_by_others(tmp_path / "given", **options)
-    assert_error(rf"must give targets back .* changes \d+ of 60, .*{told}", check, tmp_path, changes)
+    assert_error(rf"must restore targets .* changes \d+ of 60, .*{told}", check, tmp_path, changes)
     findings = {finding.check: finding for finding in diagnose(tiny_recipe(tmp_path / "run", changes)).findings}
     assert findings["round_trip"].level == "error"
 
@@ -347,9 +347,9 @@ def test_few_targets_that_are_changed_or_unknown_are_a_warning(tmp_path, caplog)
     words = train_tokenizers(["word"], ["word"], algorithm="word", vocab_size=5)
     words.save_pretrained(tmp_path / "words")
     check(tmp_path, {"tokenizer.path": str(tmp_path / "words")})
-    assert "(`tokenizer.path`) does not know" in caplog.text
+    assert "(`tokenizer.path`) lacks" in caplog.text
     (fault,) = faults_of_targets("tokenizer.vocab_size", words, ["word " * 197, "a word"])
-    assert "does not know 0.5 % of the tokens of targets: the model would write <unk> for them" in fault.message
+    assert "lacks 0.5 % of the tokens in targets: the model would write <unk> for them" in fault.message
 
 
 def test_a_tokenizer_that_puts_no_end_is_refused_by_training_and_an_error_of_the_doctor(tmp_path):

@@ -162,7 +162,7 @@ FREE = {"optimization.optimizer": "schedule_free", "optimization.schedule": None
 BOTH = {"data.both_directions": True}
 CONTRADICTIONS = [
     ({"optimization.buckets_per_update": 3000}, "`optimization.tokens_per_update` must be at least 3000, but is 2000"),
-    ({"allow_changes": True}, r"`allow_changes` must be false where `resume` is"),
+    ({"allow_changes": True}, r"`allow_changes` must be false unless `resume` is"),
     ({"resume": True, "overwrite": True}, r"`resume` and `overwrite` must not both be true"),
     ({"optimization.max_updates": None}, r"One of `optimization.max_updates`, .* must be given, but none is"),
     ({"optimization.schedule": "cosine", **EPOCHS}, "`optimization.max_updates` must be given for the cosine sched"),
@@ -181,8 +181,8 @@ CONTRADICTIONS = [
         {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.1, "optimization.schedule": None},
         r"`optimization.muon_learning_rate` must be empty with the paper's schedule, .* 0.1 ins",
     ),
-    ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 where `decoding.num_beams` is 1.*0.6"),
-    ({"decoding.length_penalty_form": "gnmt"}, r"must be power where `decoding.num_beams` is 1.*but is gnmt instead"),
+    ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 if `decoding.num_beams` is 1.*0.6"),
+    ({"decoding.length_penalty_form": "gnmt"}, r"must be power if `decoding.num_beams` is 1.*but is gnmt instead"),
     ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
     ({"data.test": {"ended": "a.tsv"}}, r"`data.test` must not have a set called ended"),
     ({"data.validation": None, "data.references": "x"}, "`data.validation` must be given if `data.references` is"),
@@ -190,7 +190,7 @@ CONTRADICTIONS = [
     ({"decoding.ignore": "(a"}, r"`decoding.ignore` must be a regular expression, but is '\(a' instead: missing \)"),
     (
         {"decoding.ignore": [9]},
-        r"`decoding.ignore` must be text or empty, but is \[9\] .*: text that YAML .* needs quotes",
+        r"`decoding.ignore` must be text or empty, but is \[9\] .*: put quotes around",
     ),
     ({"decoding.bootstrap": 7}, r"`decoding.bootstrap` must be 0 or at least 40, but is 7 instead"),
     (
@@ -198,10 +198,10 @@ CONTRADICTIONS = [
         r"`tokenizer.vocab_size` must be at least 261 for bpe \(5 special tokens, with .* 256 more\), but is 260",
     ),
     ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
-    ({"validation.select": "bleu"}, r"`validation.select` must be loss where `validation.sentences` is 0"),
-    ({"model.start_from": "m"}, r"`model.start_from` must be empty where `model.config` or `model.options` are given"),
-    ({**BOTH, "tokenizer.joint": False}, r"`tokenizer.joint` must be true where `data.both_directions` or"),
-    *[({"name": name}, "`name` must be a word or more, but is '") for name in ("", "  ")],
+    ({"validation.select": "bleu"}, r"`validation.select` must be loss if `validation.sentences` is 0"),
+    ({"model.start_from": "m"}, r"`model.start_from` must be empty if `model.config` or `model.options` are given"),
+    ({**BOTH, "tokenizer.joint": False}, r"`tokenizer.joint` must be true if `data.both_directions` or"),
+    *[({"name": name}, "`name` must not be empty, but is '") for name in ("", "  ")],
     ({"seed": 2**32}, r"`seed` must be at least 0 and below 4294967296, but is 4294967296 instead"),
     ({"tokenizer": {"joint": False, "target_vocab_size": 0}}, r"`tokenizer.target_vocab_size` must be at least 1"),
 ]
@@ -220,13 +220,13 @@ def test_a_file_that_is_no_mapping_in_yaml_is_refused(tmp_path):
         *[
             (
                 b"name: " + text,
-                "must be YAML, but is not: it is nested too deeply or has a value that is not of its kind",
+                "must be YAML, but is not: it is nested too deeply, or a value does not fit its type",
             )
             for text in (b"[" * 700, b"1" + b":1" * 300 + b".5", b"!!timestamp x", b"!!bool x", b"!!set [a]")
         ],
         *[(text, "must be a mapping of keys to values") for text in (b"", b"- name", b"just text")],
         (b"name: a\ndata: {source: ko}\nseed: 1\ndata: {source: en}", "`data` .* once, but is in lines 2 and 4"),
-        (b"data: {train: a, train: b}", "`train` must be there once, but is in lines 1 and 1"),
+        (b"data: {train: a, train: b}", "`train` must occur once, but is in lines 1 and 1"),
     ]
     path = tmp_path / "recipe.yaml"
     assert_refused(cases, lambda content: (path.write_bytes(content), read_recipe(path)))

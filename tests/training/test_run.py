@@ -118,13 +118,13 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(finished, tmp
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cases = [
-        ((finished.recipe.folder, {**CHANGES, "seed": 2, "resume": True}), "`seed` must be as in the run that"),
+        ((finished.recipe.folder, {**CHANGES, "seed": 2, "resume": True}), "`seed` must be as in the resumed run"),
         ((finished.recipe.folder, {}), r"`output` must be an empty folder.*resume=true.*overwrite=true.*output="),
         (("file", {"overwrite": True}), r"`output` must be a folder, but .*file is a file"),
         (("file/run", {}), "`output` must be a folder that can be made"),
         (("run", {"logging.trackers": ["mist"]}), r"`logging.trackers` must name installed ones .* names mist"),
         (("run", {"decoding.bleu_tokenizer": "13b"}), r"`tokenize` must be one of .*13a.*but is '13b' instead"),
-        (("run", {"optimization.device": "cuda"}), r"`optimization.device` must be cpu or auto where there is no GPU"),
+        (("run", {"optimization.device": "cuda"}), r"`optimization.device` must be cpu or auto if there is no GPU"),
     ]
     assert_refused(cases, lambda given: train(tiny_recipe(tmp_path / given[0], given[1])))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
@@ -208,7 +208,7 @@ def test_what_overwriting_does_is_said_and_what_it_cannot_move_refused(finished,
     recipe = tiny_recipe(tmp_path / "link", {"overwrite": True})
     with monkeypatch.context() as patch:
         patch.chdir(folder / "model")
-        assert_error("`output` must not hold the working directory where overwrite=true", check_output_folder, recipe)
+        assert_error("`output` must not hold the working directory with overwrite=true", check_output_folder, recipe)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", Mock(side_effect=OSError("Device or resource busy")))
         assert_error("must be a folder that can be renamed", folder_of_run(recipe.folder, overwrite=True).__enter__)
@@ -229,7 +229,7 @@ def test_a_resumed_run_may_go_on_for_longer_and_publishes_what_an_undisturbed_on
     assert equal(*(load_file(path / "model.safetensors") for path in paths))
     (folder / "model" / "thesis.txt").write_text("mine")
     before = (folder / "recipe.yaml").read_text()
-    with pytest.raises(ValueError, match="`model` must have the sizes"):
+    with pytest.raises(ValueError, match="`model` must have the resumed run's sizes"):
         train(tiny_recipe(folder, CHANGES | {"model.options.d_model": 64, "resume": True, "allow_changes": True}))
     assert (folder / "recipe.yaml").read_text() == before
     result = train(tiny_recipe(folder, {**CHANGES, "resume": True}))
@@ -268,9 +268,9 @@ CLOCK_ENDS, EPOCHS = "optimization.max_minutes", {"optimization.max_updates": No
 EARLY = [  # what ended a run, what its recipe says of its end, and what is told
     (None, {}, "None"),
     (CLOCK_ENDS, {"optimization.max_updates": None}, "None"),  # the only end that the recipe has
-    ("validation.patience", {}, "1,230 of 6, by `valid.* in 3 validations.* not wanted, `resume=true val.*=…` go"),
-    (CLOCK_ENDS, EPOCHS, "1,230, in epoch 2 of 3, by `optim.* [(]4.5 minutes[)]: .* fewer `max_epochs` ends in time"),
-    (CLOCK_ENDS, EPOCHS | {"optimization.max_updates": 2000}, "1,230 of 2,000, in epoch 2 of 3, by .* its sched"),
+    ("validation.patience", {}, "1,230 of 6, by `valid.* in 3 validations.* continue with `resume=true val.*=…`"),
+    (CLOCK_ENDS, EPOCHS, "1,230, in epoch 2 of 3, by `optim.* [(]4.5 minutes[)]: .* fewer `max_epochs`, whose"),
+    (CLOCK_ENDS, EPOCHS | {"optimization.max_updates": 2000}, "1,230 of 2,000, in epoch 2 of 3, by .* whose sched"),
 ]
 
 
@@ -338,8 +338,8 @@ def test_a_tracker_goes_back_with_a_resumed_run_and_ends_none(tmp_path, monkeypa
     for method in ("start", "log", "finish"):
         monkeypatch.setattr(f"accelerate.tracking.TensorBoardTracker.{method}", fail)
     assert train(tiny_recipe(tmp_path / "full", changes | {"optimization.max_updates": 3})).progress.update == 3
-    assert "trackers cannot be started, and the run goes on without: No space left on device" in caplog.text
-    assert "the tracker tensorboard has lost values: No space left on device" in caplog.text
+    assert "trackers cannot be started, so the run goes on without them: No space left on device" in caplog.text
+    assert "the tracker tensorboard lost values: No space left on device" in caplog.text
 
 
 def test_trackio_gets_what_the_log_gets_and_says_nothing_between_results(tmp_path, capsys):

@@ -154,7 +154,7 @@ def test_streams_give_the_same_updates_for_any_number_of_processes_and_are_resum
 def test_a_stream_that_differs_between_processes_is_refused(one, several):
     assert one["divided stream"] == ""
     for run in several:
-        assert "`train_dataset` must be a stream that gives the same pairs in every process" in run["divided stream"]
+        assert "`train_dataset` must have the same pairs in every process" in run["divided stream"]
 
 
 @pytest.mark.multiprocess
@@ -265,7 +265,7 @@ def test_what_would_be_ignored_or_break_a_promise_is_refused(column):
         (({"compute_loss_func": print}, {}), "`compute_loss_func` must be None"),
     ]
     assert_refused(cases, lambda given: column.trainer(options=given[0], **given[1]))
-    with pytest.raises(ValueError, match="`model` must be trained with the cross-entropy of its labels alone"):
+    with pytest.raises(ValueError, match="`model` must be trained only with its labels' cross-entropy"):
         column.trainer(model_of("prophetnet", PROPHET)).train()  # with that of the next two tokens
     trainer = column.trainer(options=tokens)
     of_texts = "rows with `input_ids` and `labels`"
@@ -347,10 +347,10 @@ def test_a_stream_gives_the_same_pairs_in_the_same_order_with_any_number_of_work
     for workers in (0, 1, 2):
         given = {"train_dataset": kind(encoded_pairs())}
         options = {"per_device_train_batch_size": 2, "max_steps": 3, "dataloader_num_workers": workers}
-        assert "One worker reads" not in caplog.text
+        assert "reads a stream" not in caplog.text
         losses.append(logged(trained(HeedSeq2SeqTrainer, tmp_path, given=given, **options)))
     assert losses[0] == losses[1] == losses[2]
-    assert "One worker reads a stream (`dataloader_num_workers`)" in caplog.text
+    assert "Only one of `dataloader_num_workers` reads a stream" in caplog.text
 
 
 STREAMS = {
@@ -389,18 +389,18 @@ def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
     trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled()}, **options)
     other = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled().shuffle(seed=9)}, **options)
-    with pytest.raises(ValueError, match="gives the pairs of the run that is resumed once more"):
+    with pytest.raises(ValueError, match="repeat the resumed run's pairs"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name in ("stream.json", "manifest.json"):
         (tmp_path / "checkpoint-2" / name).unlink()
-    with pytest.raises(ValueError, match=r"must hold stream.json where `train_dataset` is a stream"):
+    with pytest.raises(ValueError, match=r"must hold stream.json if `train_dataset` is a stream"):
         other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
     cases = [
-        (Sized(encoded_pairs(), 9), "the length that it says, which is 5 batches, but has 3"),
-        (Sized(encoded_pairs(), 3), "the length that it says, which is 2 batches, but has more"),
+        (Sized(encoded_pairs(), 9), "must have 5 batches, its length, but has 3"),
+        (Sized(encoded_pairs(), 3), "must have 2 batches, its length, but has more"),
         (shuffled().take(0), "must hold at least one pair, but is empty in epoch 1"),
         ((row for row in encoded_pairs()), "must have a length or be an IterableDataset, but is generator"),
     ]

@@ -1,1 +1,1 @@
-"""Sentence pairs in, batches out: read, clean, tokenize, encode, and group by length into updates."""
+"""Sentence pairs in, batches out: load, clean, tokenize, encode, and group by length into updates."""

@@ -1,4 +1,4 @@
-"""A recipe's pairs: read, cleaned by rules with a report of dropped pairs, and held out for validation."""
+"""A recipe's pairs: loaded, cleaned by rules with a report of dropped pairs, and held out for validation."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""The model of a recipe, and the engine that trains it."""
+"""A recipe's model, and the engine that trains it."""
 
 import json
 import re
@@ -32,9 +32,9 @@ MODEL_TYPES = ("heed", "heed_rnn")
 
 
 def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path | None = None) -> TrainableModel:
-    """Make the recipe's model with fresh weights, or those of `start_from` or a checkpoint.
+    """Make the recipe's model with fresh weights, or with weights from `start_from` or a checkpoint.
 
-    A config that contradicts the tokenizers, or has other sizes than the checkpoint, is a `ValueError`.
+    Raises a `ValueError` if the config contradicts the tokenizers, or if its sizes differ from the checkpoint's.
     """
     if recipe.start_from is None:
         config = config_of(recipe, tokenizers.vocabularies(), tokenizers.is_joint)
@@ -47,8 +47,8 @@ def make_model(recipe: ModelRecipe, tokenizers: TokenizerPair, checkpoint: Path 
     if checkpoint is not None:
         try:
             model = type(model).from_pretrained(checkpoint, config=model.config, trust_remote_code=False)
-        except RuntimeError as error:  # for weights of other sizes
-            must = f"have the sizes of the run that is resumed ({checkpoint}), with allow_changes=true too"
+        except RuntimeError as error:  # for weights with other sizes
+            must = f"have the resumed run's sizes ({checkpoint}), also with allow_changes=true"
             raise wrong("model", must, "others", verb="has") from error
     if recipe.activation_checkpointing:
         getattr(model, f"{CHECKPOINTING}_enable")()
@@ -59,16 +59,16 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     """Return the engine for a model that has the same float32 weights on every rank."""
     is_sharded = accelerator.distributed_type == DistributedType.FSDP
     if settings.shrink_token_budget and is_sharded:
-        must = "be false where weights are sharded and no rank can continue without the others"
+        must = "be false if weights are sharded, because no rank can continue without the others"
         raise wrong("optimization.shrink_token_budget", must, "true", advice="set `optimization.token_budget` lower")
-    must = "be another one where weights are sharded, for Muon needs whole matrices"
+    must = "be another one if weights are sharded, because Muon needs whole matrices"
     settings.require(settings.optimizer != "muon" or not is_sharded, "optimizer", must)
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
         body = body_of(model, settings, accelerator, is_sharded, packs)
     feed = Feed(accelerator, model.config, settings.micro_batch_tokens, Objective.of(settings, model.config), packs)
-    # A scaler of gradients waits for each update anyway, and only Adam can skip a step on a GPU.
+    # A gradient scaler waits for each update anyway, and only Adam can skip a step on a GPU.
     decides_on_device = accelerator.device.type == "cuda" and accelerator.scaler is None and not is_sharded
     decides_on_device = decides_on_device and settings.optimizer in ("adam", "adamw")
     return TrainingEngine(model, make_optimizer(model, settings), feed, body, decides_on_device)
@@ -83,7 +83,7 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
         vocabularies, is_joint = given.vocabularies(), given.is_joint
         target = vocabularies["decoder_vocab_size"]
     else:
-        # What the tokenizer will set; where the number of words is unknown, any will do.
+        # The future tokenizer's values; if the number of words is unknown, any will do.
         is_joint, target = settings.joint, settings.vocab_size if settings.joint else settings.sides[1][1]
         vocabularies = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
         source = vocabularies["vocab_size"] = settings.vocab_size or options.get("vocab_size", 1000)
@@ -95,12 +95,12 @@ def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:
             check_compile(optimization, config, recipe.model.activation_checkpointing)
         recipe.data.check_room(position_limit(config))
         check_memory(_class_of(config), config, runs_on_cpu(optimization.device) and world_size() == 1)
-    must = f"be at most {target}, the size of the vocabulary"
+    must = f"be at most {target}, the vocabulary's size"
     recipe.decoding.require(target is None or recipe.decoding.num_beams <= target, "num_beams", must)
 
 
 def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint: bool) -> HeedBaseConfig:
-    """Make a config of the config file, the recipe's options, and the tokenizers' facts."""
+    """Make a config from the config file, the recipe's options, and the tokenizers' values."""
     from huggingface_hub.errors import StrictDataclassFieldValidationError
 
     options = (read_config(recipe.config) if recipe.config is not None else {}) | recipe.options
@@ -115,7 +115,7 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
         raise wrong("model.options.model_type", f"be {' or '.join(MODEL_TYPES)}", kind)
     is_recurrent = kind == "heed_rnn"
     if is_recurrent and recipe.attn_implementation is not None:
-        must = "be empty for a recurrent model, which has one way to attend"
+        must = "be empty for a recurrent model, which has only one attention"
         raise wrong("model.attn_implementation", must, repr(recipe.attn_implementation))
     is_met = not (is_recurrent and recipe.activation_checkpointing)
     recipe.require(is_met, "activation_checkpointing", "be false for a recurrent model")
@@ -133,12 +133,12 @@ def config_of(recipe: ModelRecipe, vocabularies: dict[str, int | None], is_joint
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Read the fields of a config.json, given by its path, its folder, or the name of a size."""
+    """Return a config.json's fields, by path, folder or size name."""
     path = Path(path)
     named = [MODELS / path / "config.json"] if path.name == str(path) else []
     file = next((file for file in (path, path / "config.json", *named) if file.is_file()), None)
     if file is None:
-        found = f"does not exist{suggestion(path, sizes())}: `heedful recipes` lists the sizes that come along"
+        found = f"does not exist{suggestion(path, sizes())}: `heedful recipes` lists the included sizes"
         raise FileNotFoundError(f"The model config {path} (`model.config`) {found}.")
     config = f"The model config {file} (`model.config`)"
     try:

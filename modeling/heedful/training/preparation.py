@@ -1,6 +1,6 @@
-"""From a recipe to its corpus: read, clean, tokenizers, symbols, rows of token ids.
+"""Turn a recipe into its corpus: load, clean, tokenizers, symbols, rows of token ids.
 
-Training, a dry run and `heedful doctor` share these steps, so that a user's mistake has the same message everywhere.
+Training, dry runs and `heedful doctor` share these steps, so a user's mistake has the same message everywhere.
 """
 
 import logging
@@ -31,28 +31,28 @@ logger = logging.getLogger(__name__)
 
 
 def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair | None:
-    """Load the tokenizers of `tokenizer.path` or `model.start_from`, if a recipe names one."""
+    """Load the tokenizers of `tokenizer.path` or `model.start_from`, if the recipe names one."""
     if where is None:
         return None
     given = TokenizerPair.from_pretrained(where)
     if both_directions and not given.is_joint:
-        must = "hold one tokenizer of both sides where `data.both_directions` is true"
+        must = "hold one tokenizer for both sides if `data.both_directions` is true"
         raise wrong("tokenizer.path` or `model.start_from", must, f"{where}, which holds two,")
     return given
 
 
 def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
-    """Load a run's tokenizers, or those of the checkpoint, which is then returned too."""
+    """Load a run's tokenizers, or the checkpoint's and then also return the checkpoint."""
     failure: Exception | None = None
     try:
         if folder.is_dir():
             return TokenizerPair.from_pretrained(folder), None
-    except Exception as error:  # each library raises another type, tokenizers a bare Exception
+    except Exception as error:  # each library raises a different type, tokenizers a bare Exception
         failure = error
     checkpoint = None if checkpoints is None else newest_whole_checkpoint(checkpoints)
     if checkpoint is None and failure is not None:
-        must = f"be the folder of a run with a whole tokenizer, but {folder} cannot be read: {failure}"
-        advice = "There is no checkpoint with another: start again with overwrite=true or another `output`."
+        must = f"be a run's folder with a whole tokenizer, but {folder} cannot be read: {failure}"
+        advice = "No checkpoint has another one: start again with overwrite=true or another `output`."
         raise ValueError(f"`output` must {must}. {advice}") from failure
     return None if checkpoint is None else TokenizerPair.from_pretrained(checkpoint), checkpoint
 
@@ -84,7 +84,7 @@ def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> 
 
 
 def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelerator | None = None) -> Corpus:
-    """Read, clean, tokenize and encode a recipe's data; tokenizers are trained unless they are `given`."""
+    """Load, clean, tokenize and encode a recipe's data; tokenizers are trained unless `given`."""
     check_model(recipe, given)
     splits = read_splits(recipe.data)
     check_references(splits, recipe.decoding.ignore, recipe.decoding.bleu_tokenizer)

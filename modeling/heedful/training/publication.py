@@ -1,4 +1,4 @@
-"""The published model of a run: a folder with averaged weights, and their scores."""
+"""A run's published model: a folder with averaged weights, and their scores."""
 
 import logging
 import shutil
@@ -33,12 +33,12 @@ from heedful.training.run_folder.progress import Progress
 logger = logging.getLogger(__name__)
 
 MODEL_FOLDER = "model"
-UNDETERMINED = "und"  # ISO 639-2's code for a language that is not named
-NO_LANGUAGE = "zxx"  # its code for what is no language at all
+UNDETERMINED = "und"  # ISO 639-2's code for an unnamed language
+NO_LANGUAGE = "zxx"  # its code for text in no language
 
 
 def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the codes of source and target, from the card, the names of columns, or the texts of some pairs.
+    """Return source and target language codes from the card, column names, or texts of some pairs.
 
     Two forms of one language, such as en_US and en_GB, keep their countries or scripts.
     """
@@ -52,7 +52,7 @@ def language_codes(card: CardRecipe, data: DataRecipe, pairs: Sequence[Mapping[s
 
 
 def is_translation(source_language: str, target_language: str) -> bool:
-    """Return whether two codes are of different natural languages."""
+    """Return whether two codes name different natural languages."""
     languages = {source_language, target_language}
     return len(languages) == 2 and not languages & {UNDETERMINED, NO_LANGUAGE}
 
@@ -75,7 +75,7 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
             model.save_pretrained(partial)
             corpus.tokenizers.save_pretrained(partial)
             (partial / "recipe.yaml").write_text(to_yaml(recipe, is_private=True), encoding="utf-8")
-            for file in foreign_files(recipe.folder / MODEL_FOLDER):  # a user's own stay
+            for file in foreign_files(recipe.folder / MODEL_FOLDER):  # the user's files stay
                 (partial / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(recipe.folder / MODEL_FOLDER / file, partial / file, follow_symlinks=False)
         if isinstance(training := corpus.training, StoredRows):
@@ -85,14 +85,14 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
 
 
 def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
-    """Average the weights of checkpoints (section 6.1), summed in float64."""
+    """Average checkpoint weights (section 6.1), summed in float64."""
     total: dict[str, torch.Tensor] = {}
     for path in paths:
         weights: dict[str, torch.Tensor] = {}
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
         if total and {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in total.items()}:
-            raise ValueError(f"The checkpoint {path} is of another model than {paths[0]}: their weights differ.")
+            raise ValueError(f"The checkpoints {path} and {paths[0]} are from different models: their weights differ.")
         for name, weight in weights.items():
             total[name] = total.get(name, 0) + weight.double()
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
@@ -101,7 +101,7 @@ def average_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
 def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> GenerationConfig:
     """Return a generation config with the recipe's decoding in place of earlier settings.
 
-    transformers' own search ignores `length_penalty_form` and `tokens_beyond_source`, which are written only where
+    transformers' own search ignores `length_penalty_form` and `tokens_beyond_source`, so they are written only if
     they change something.
     """
     before = config.to_dict().items()
@@ -110,7 +110,7 @@ def with_decoding(config: GenerationConfig, decoding: DecodingRecipe) -> Generat
     settings |= {"max_length": decoding.max_length, "early_stopping": False}
     own = {name: getattr(decoding, name) for name in SEARCH_SETTINGS}
     settings |= {name: value for name, value in own.items() if value not in SEARCH_SETTINGS[name]}
-    # A new one: transformers ignores unknown settings of one that was made from a model's config.
+    # A new config: transformers ignores unknown settings in one made from a model's config.
     return type(config).from_dict(settings)
 
 
@@ -123,7 +123,7 @@ def score_published(
     token_budget: int,
     sentences: int | None,
 ) -> dict[str, Any]:
-    """Measure a published folder on the tests, or without them on validation `sentences`."""
+    """Score a published folder on the tests, or if there are none, on validation `sentences`."""
     translator = Translator.from_pretrained(folder, device=accelerator.device)
     loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
@@ -139,7 +139,7 @@ def score_published(
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers among the metrics of all sets, named for trackers."""
+    """Return the numbers in all sets' metrics, named for trackers."""
     return {
         f"test/{name}/{key}": value
         for name, values in metrics.items()

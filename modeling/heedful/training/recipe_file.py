@@ -1,4 +1,4 @@
-"""The file of a recipe: YAML, with a check of every key and type."""
+"""Recipe files: YAML, with a check of every key and type."""
 
 import glob
 import json
@@ -22,26 +22,26 @@ from heedful.messages_heed import shortened, wrong
 from heedful.recipe_keys import in_words, keys_of
 from heedful.training.recipe import Recipe
 
-# In the wheel, and at the top of a checkout.
+# In the wheel, and at the checkout's top.
 _PLACES = (Path(__file__).parents[1] / "configuration", Path(__file__).parents[3] / "configuration")
 CONFIGURATION = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 RECIPES, MODELS = CONFIGURATION / "recipes", CONFIGURATION / "models"
 RECIPE_FILE = "recipe.yaml"
-# Paths that may be relative to the recipe's file; those of data only without `data.folder`.
+# Paths that may be relative to the recipe's file; data paths only without `data.folder`.
 PATHS = re.compile(r"model\.(config|start_from)|tokenizer\.path|.+\.distillation|data\.(folder|held_out\..+)")
 PATHS_OF_DATA = re.compile(r"data\.(train|validation|test\..+|mixture\..+\.train|denoise)")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML, and refuses aliases and a key that is there twice."""
+    """Loads YAML, and refuses aliases and repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that is there twice: `safe_load` would take the last one."""
+        """Refuse a repeated key: `safe_load` would take the last one."""
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             line = key.start_mark.line + 1
             if key.value in lines:
-                raise wrong(key.value, "be there once", f"in lines {lines[key.value]} and {line}")
+                raise wrong(key.value, "occur once", f"in lines {lines[key.value]} and {line}")
             lines[key.value] = line
         return super().construct_mapping(node, deep)
 
@@ -53,13 +53,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> tuple[Any, str]:
-    """Return the value of YAML, and the text after it."""
+    """Parse YAML; return its value and the text after it."""
     loader = _Loader(text)
     try:
         node: Any = loader.get_single_node()
         return (None, text) if node is None else (loader.construct_document(node), text[node.end_mark.index :])
     except (RecursionError, OverflowError, AttributeError, LookupError, TypeError) as error:  # PyYAML checks no values
-        raise yaml.YAMLError("it is nested too deeply or has a value that is not of its kind.") from error
+        raise yaml.YAMLError("it is nested too deeply, or a value does not fit its type.") from error
 
 
 def read_recipe(
@@ -67,15 +67,15 @@ def read_recipe(
     overrides: list[str] | None = None,
     complete: Callable[[dict[str, Any], str], dict[str, Any]] | None = None,
 ) -> Recipe:
-    """Read a recipe from a YAML file, with changes.
+    """Load a recipe from a YAML file, with changes.
 
     Paths in the file are relative to the file, or else to the working directory; `output`, paths in `overrides`, and
-    those of recipes that come with the package are always relative to the working directory.
+    paths in the package's recipes are always relative to the working directory.
 
     Args:
-        path: The file, or the name of a recipe that comes with the package, such as "quickstart"; a file wins.
+        path: The file, or the name of a recipe in the package, such as "quickstart"; a file wins.
         overrides: Changes such as "data.folder=corpora", whose values are YAML too.
-        complete: Completes a file without `optimization`, given its tree and name, as `proposals.proposal.complete`.
+        complete: Completes a file without `optimization`, given its tree and name, like `proposals.proposal.complete`.
 
     Returns:
         The recipe, with defaults in place of missing keys.
@@ -90,7 +90,7 @@ def read_recipe(
     overridden = [override.partition("=")[0] for override in overrides or []]
     is_other = any(map(re.compile(r"data(\.train|\.denoise|\.mixture.*)?").fullmatch, overridden))
     if is_other and (card := section_of(tree, "card")):
-        # The card's licence and texts are of the file's own data.
+        # The card's license and texts are about the file's data.
         tree["card"] = {key: value for key, value in card.items() if key.endswith("_language")}
     for override in overrides or []:
         _override(tree, override)
@@ -103,7 +103,7 @@ def read_recipe(
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Read the recipe of a model's folder, maybe a stranger's: no path leaves the folder."""
+    """Load the recipe in a model's folder, perhaps a stranger's: no path leaves the folder."""
     path = folder.resolve() / RECIPE_FILE
     if not is_plain_file(path, path.parent):
         raise FileNotFoundError(f"{folder} has no {RECIPE_FILE}.")
@@ -126,29 +126,29 @@ def _read_tree(path: Path) -> dict[str, Any]:
 
 
 def read_values(text: str) -> list[Any]:
-    """Read several values of a key, such as "0.1,0.2"."""
+    """Parse several values for a key, such as "0.1,0.2"."""
     values = None
     with suppress(yaml.YAMLError):
         values, _ = read_yaml(f"[{text}]")
     if not isinstance(values, list):
-        raise ValueError(f"Values must be YAML with commas between, but are {text!r} instead.")
+        raise ValueError(f"Values must be YAML, separated by commas, but are {text!r} instead.")
     return values
 
 
 def recipes() -> dict[str, str]:
-    """Return the first line of each recipe that comes with the package, by its name."""
+    """Return the first line of each recipe in the package, by name."""
     files = sorted(RECIPES.glob("*.yaml"))
     return {path.stem: path.read_text(encoding="utf-8").split("\n")[0].strip("# ") for path in files}
 
 
 def sizes() -> dict[str, str]:
-    """Return a sentence on each model size that comes with the package, by its name."""
+    """Return a sentence on each model size in the package, by name."""
     table = (MODELS / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| `([^`]+)` \| (.*?) \|$", table, flags=re.MULTILINE))
 
 
 def known_text(name: str) -> str:
-    """Return the text of a recipe or a size that comes with the package; for `keys` the listing of all keys."""
+    """Return the text of a recipe or size in the package; for `keys`, the listing of all keys."""
     if name == "keys":
         return listing()
     files = {entry: RECIPES / f"{entry}.yaml" for entry in recipes()}
@@ -159,7 +159,7 @@ def known_text(name: str) -> str:
 
 
 def find_recipe(path: str | Path) -> Path:
-    """Return the file of a recipe: a path, or the name of one that comes with the package."""
+    """Return a recipe's file, given its path or the name of a recipe in the package."""
     path = Path(path)
     named = RECIPES / f"{path.name.removesuffix('.yaml')}.yaml"
     for file in (path, named) if path.name == str(path) else (path,):
@@ -168,11 +168,11 @@ def find_recipe(path: str | Path) -> Path:
     if path.is_dir():
         raise FileNotFoundError(f"The recipe must be a YAML file, but {path} is a folder.")
     found = f"does not exist{suggestion(path, recipes())}"
-    raise FileNotFoundError(f"The recipe {path} {found}: `heedful recipes` lists those that come along.")
+    raise FileNotFoundError(f"The recipe {path} {found}: `heedful recipes` lists the included ones.")
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe of nested dictionaries.
+    """Make a recipe from nested dictionaries.
 
     Args:
         tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`; paths are
@@ -197,13 +197,13 @@ def to_yaml(recipe: Recipe, is_private: bool = False) -> str:
 
 
 def yaml_text(text: str | None) -> str:
-    """Write any text in quotes on one line, as a value or part of a comment."""
+    """Quote any text on one line, as a value or in a comment."""
     written = yaml.safe_dump(text, allow_unicode=True, default_style='"', width=math.inf)
     return "null" if text is None else written.rstrip("\n")
 
 
 def commented(tree: Mapping[str, Any], notes: Mapping[str, str], prefix: str = "") -> list[str]:
-    """Write settings as lines of YAML with notes, above if they are long."""
+    """Write settings as YAML lines with notes; long notes go above."""
     lines = []
     for name, value in tree.items():
         key, indent = f"{prefix}{name}", "  " * prefix.count(".")
@@ -226,7 +226,7 @@ def _yaml_value(value: Any) -> str:
 
 
 def meanings() -> dict[str, str]:
-    """Return the meaning of each section and key of a recipe, by its name."""
+    """Return the meaning of each recipe section and key, by name."""
     return {each.name: each.meaning for each in keys_of(Recipe)}
 
 
@@ -239,7 +239,7 @@ def listing() -> str:
 
 
 def suggestion(path: Path, names: Iterable[str]) -> str:
-    """Return the names most alike to a path's, as a question; "" for none."""
+    """Return the names most like a path's, as a question; "" for none."""
     nearest = get_close_matches(path.name.removesuffix(".yaml"), names, n=3)
     return f" (did you mean {' or '.join(nearest)}?)" * bool(nearest)
 
@@ -247,7 +247,7 @@ def suggestion(path: Path, names: Iterable[str]) -> str:
 def _resolve_paths(
     folder: Path, tree: dict[str, Any], overridden: list[str], resolved: Callable[[Path, str], str]
 ) -> None:
-    """Resolve the paths of a recipe's file, but not the overridden ones."""
+    """Resolve the paths in a recipe's file, but not the overridden ones."""
     has_folder = bool(section_of(tree, "data").get("folder"))
 
     def resolve(section: dict[str, Any], prefix: str) -> None:
@@ -272,15 +272,15 @@ def _relative_to(folder: Path, value: str) -> str:
 
 
 def _file_in(folder: Path, value: str) -> str:
-    """Return the file of that name in a folder, even if it is missing there; built-in data stay."""
+    """Return the file with that name in a folder, even if it is missing; built-in data stay."""
     if value.startswith("builtin:"):
         return value
-    path = folder / PureWindowsPath(value).name  # knows the separators of all systems
+    path = folder / PureWindowsPath(value).name  # accepts all systems' separators
     return glob.escape(str(path if is_plain_file(path, folder) else folder / f"{path.name} in the model's folder"))
 
 
 def section_of(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a section of a tree, empty if there is none."""
+    """Return a tree's section, empty if there is none."""
     section = tree.get(name)
     return section if isinstance(section, dict) else {}
 
@@ -301,7 +301,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 def _value(text: str, hint: Any) -> Any:
-    """Read an override's value: YAML, or text if the key takes it or YAML would cut it."""
+    """Parse an override's value: YAML, or text if the key takes text or YAML would cut it."""
     try:
         value, rest = read_yaml(text)
         is_cut = bool(rest.strip())
@@ -314,7 +314,7 @@ def _value(text: str, hint: Any) -> Any:
 
 
 def make_section(kind: type, tree: Any, prefix: str) -> Any:
-    """Make the dataclass `kind` of a mapping whose keys and types are checked."""
+    """Make the dataclass `kind` from a mapping, with a check of keys and types."""
     hints, values = get_type_hints(kind), {}
     for name, value in _typed(dict, tree, prefix.rstrip("."), "a section with keys").items():
         key = f"{prefix}{name}"
@@ -337,18 +337,18 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
 
 
 def _typed(hint: Any, value: Any, name: str, must: str = "") -> Any:
-    """Return the value if it fits the type; text such as 1e-3, which YAML takes for text, becomes a number."""
+    """Return the value if it fits the type; text such as 1e-3, which YAML does not parse, becomes a number."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
     if value is False and (is_of_language or "no" in get_args(hint)):
-        value = "no"  # YAML reads a bare no as false; it is Norwegian's code
+        value = "no"  # YAML turns a bare no, Norwegian's code, into false
     if name.startswith("data.") and name.endswith((".source", ".target")) and type(value) in (int, list):
-        value = name_of([*map(str, value if isinstance(value, list) else [value])])  # of columns, or their numbers
+        value = name_of([*map(str, value if isinstance(value, list) else [value])])  # column names or numbers
     if float in choices and (isinstance(value, str) or type(value) is int):
         with suppress(ValueError, OverflowError):
             value = float(value)
     if not _fits(hint, value):
-        advice = "text that YAML takes for something else needs quotes" * (str in choices and value is not None)
+        advice = "put quotes around text that YAML takes for something else" * (str in choices and value is not None)
         raise wrong(name, f"be {must or in_words(hint)}", shortened(value), advice=advice)
     return value
 

@@ -1,4 +1,4 @@
-"""One training run from its recipe to its published folder: data, loop, published weights, test scores."""
+"""One training run from recipe to published folder: data, loop, published weights, test scores."""
 
 import json
 import logging
@@ -26,19 +26,19 @@ from heedful.training.start_checks import check_installed
 
 logger = logging.getLogger(__name__)
 
-SECONDS_TO_PREPARE = 60.0  # without a heartbeat, after which a process counts as lost before the first update
+SECONDS_TO_PREPARE = 60.0  # without a heartbeat, until a process counts as lost before the first update
 
 
 @dataclass
 class RunResult:
-    """The result of a run."""
+    """A run's result."""
 
-    folder: Path  # of the published model
+    folder: Path  # the published model's
     recipe: Recipe
     corpus: Corpus
     progress: Progress
     metrics: dict[str, Any]  # validation loss and perplexity of the published weights, and scores by test set
-    parameters: int  # of the model, tied ones once
+    parameters: int  # the model's, tied ones once
     hardware: str  # in words
     processes: int
     ended: tuple[str, ...]  # warnings about an early end, or a run that could learn more
@@ -50,14 +50,14 @@ def train(recipe: Recipe) -> RunResult:
     The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
 
     Args:
-        recipe: A recipe of `read_recipe` or `make_recipe`.
+        recipe: A recipe from `read_recipe` or `make_recipe`.
 
     Returns:
-        The folder of the model, its metrics, the corpus and the progress, on every rank.
+        The model's folder, its metrics, the corpus and the progress, on every rank.
 
     Raises:
         ValueError: If the recipe, the data or the run's folder cannot be used; the message names the key.
-        FileNotFoundError: If a file of the recipe does not exist.
+        FileNotFoundError: If a file in the recipe does not exist.
         TrainingInterrupted: After Ctrl-C or SIGTERM; the run can be resumed.
     """
     check_output_folder(recipe)
@@ -65,17 +65,17 @@ def train(recipe: Recipe) -> RunResult:
     accelerator = make_accelerator(recipe.optimization, recipe.logging.trackers, recipe.folder / "trackers")
     is_main = accelerator.is_main_process
     with float32_products(recipe.optimization.mixed_precision), lost_processes_reported(accelerator):
-        accelerator.wait_for_everyone()  # all look before one writes
+        accelerator.wait_for_everyone()  # all ranks check before one writes
         with folder_of_run(recipe.folder, recipe.overwrite) if is_main else nullcontext():
             set_seed(recipe.seed)
-            # A process may be silent while it reads a huge file.
+            # A process may be silent while it loads a huge file.
             with make_watch(accelerator, patience=SECONDS_TO_PREPARE):
                 with accelerator.main_process_first():
                     corpus = prepare_corpus(recipe, recipe.folder / "tokenizer", accelerator)
                 if isinstance(rows := corpus.training, StoredRows):
                     logger.info("%s training pairs, %s too long\n%s", rows.pairs, rows.rows.left_out, corpus.report)
                 loop = TrainingLoop(recipe, corpus, accelerator)
-                accelerator.wait_for_everyone()  # the first to leave would seem to be silent
+                accelerator.wait_for_everyone()  # the first to leave would seem silent
             if is_main:
                 write_text(recipe.folder / "recipe.yaml", to_yaml(recipe))
             loop.log.start_trackers(recipe.name, loop.progress)

@@ -1,4 +1,4 @@
-"""Checks before a run, shared with `heedful doctor`: what would end it or ruin its scores."""
+"""Checks before a run, shared with `heedful doctor`: faults that would end it or ruin its scores."""
 
 import logging
 import unicodedata
@@ -23,19 +23,19 @@ from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRec
 
 logger = logging.getLogger(__name__)
 
-TRIED = 1000  # targets that a tokenizer has to give back
-SOME, HALF = 0.01, 0.5  # of the targets, changed or cut off: a warning, and an error
-DROPPED = 0.02  # of the training rows: a warning
+TRIED = 1000  # targets to encode and decode
+SOME, HALF = 0.01, 0.5  # share of changed or cut-off targets: a warning, and an error
+DROPPED = 0.02  # share of training rows: a warning
 
 
 class Fault(NamedTuple):
-    """A fault of a run; an error ruins it."""
+    """A fault in a run; an error ruins the run."""
 
     check: str
     level: Literal["error", "warning"]
-    key: str  # of the recipe
-    message: str  # a sentence or two, with what to do
-    rows: Sequence[int] = ()  # that it concerns, the longest first
+    key: str  # in the recipe
+    message: str  # a sentence or two, with the remedy
+    rows: Sequence[int] = ()  # with the fault, the longest first
 
 
 def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, trackers: Sequence[str]) -> None:
@@ -44,14 +44,14 @@ def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, tr
         try:
             import_extra("schedulefree", "optimizers")
         except ImportError as error:
-            raise wrong("optimization.optimizer", f"be one that is installed ({error})", "schedule_free") from error
+            raise wrong("optimization.optimizer", f"be installed ({error})", "schedule_free") from error
     try:
         score_translations([""], [""], tokenize=bleu_tokenizer, metrics=("bleu",))
     except (ImportError, ValueError) as error:
-        raise wrong("decoding.bleu_tokenizer", f"be one that can be used here ({error})", bleu_tokenizer) from error
+        raise wrong("decoding.bleu_tokenizer", f"be usable here ({error})", bleu_tokenizer) from error
     installed = [str(tracker) for tracker in get_available_trackers()]
     for name in trackers:
-        if name not in installed:  # Accelerate would leave it out, without an error
+        if name not in installed:  # Accelerate would skip it without an error
             ones = ", ".join(installed) or "there is none"
             raise wrong("logging.trackers", f"name installed ones ({ones})", name, verb="names")
 
@@ -65,7 +65,7 @@ def check_start(found: Iterable[Fault]) -> None:
 
 
 def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator[Fault]:
-    """Find faults in the tokenizers, lengths and limits of a run; a model without room is a `ValueError`."""
+    """Find faults in a run's tokenizers, lengths and limits; raise a `ValueError` if the model lacks room."""
     positions, key = position_limit(config), tokenizer_key(recipe.tokenizer, recipe.model)
     recipe.data.check_room(positions)
     targets = [pair["target"] for pair in corpus.validation_pairs]
@@ -78,7 +78,7 @@ def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator
     if isinstance(training, StoredRows):
         usual = np.median(training.rows.source_lengths + training.rows.target_lengths)
         if usual > recipe.optimization.tokens_per_update:
-            message = f"`optimization.tokens_per_update` must be at least {usual:.0f}, the tokens of a usual pair."
+            message = f"`optimization.tokens_per_update` must be at least {usual:.0f}, a usual pair's tokens."
             yield Fault("updates", "warning", "optimization.tokens_per_update", message)
         dropped, total = training.rows.left_out, training.rows.left_out + training.pairs
         if dropped > DROPPED * total:
@@ -88,13 +88,13 @@ def faults(recipe: Recipe, corpus: Corpus, config: PreTrainedConfig) -> Iterator
 
 
 def tokenizer_key(tokenizer: TokenizerRecipe, model: ModelRecipe) -> str:
-    """Return the key of a recipe that decides its tokenizers."""
+    """Return the recipe key that decides the tokenizers."""
     given = {"tokenizer.path": tokenizer.path, "model.start_from": model.start_from}
     return next((key for key, value in given.items() if value is not None), "tokenizer.vocab_size")
 
 
 def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str]) -> Iterator[Fault]:
-    """Check that targets end in the end token, are known, and come back from decoding but for spaces."""
+    """Check that targets end in the end token, have known tokens, and come back from decoding except for spaces."""
     tried = targets[:: max(1, len(targets) // TRIED)]
     ids, end, unknown = tokenizers.encode_target(tried), tokenizers.target.eos_token_id, tokenizers.target.unk_token_id
     endless = [text for text, row in zip(tried, ids, strict=True) if row[-1:] != [end]]
@@ -103,15 +103,15 @@ def faults_of_targets(key: str, tokenizers: TokenizerPair, targets: Sequence[str
         message += f"{len(endless):,} of {len(tried):,}, such as {shortened(endless[0])}: the model would not learn "
         yield Fault("ends", "error", key, f"{message}to stop. Give it a post-processor that appends the token.")
     if unknown is not None and (share := np.mean(np.concatenate(ids) == unknown)):
-        message = f"The tokenizer (`{key}`) does not know {100 * share:.2g} % of the tokens of targets: the model "
-        message += f"would write {tokenizers.target.unk_token} for them. A larger vocabulary, or subwords, know more."
+        message = f"The tokenizer (`{key}`) lacks {100 * share:.2g} % of the tokens in targets: the model "
+        message += f"would write {tokenizers.target.unk_token} for them. Use a larger vocabulary, or subwords."
         yield Fault("unknown_tokens", "warning", key, message)
     rows = zip(tried, tokenizers.decode_target(ids), ids, strict=True)
     changed = [(text, back) for text, back, row in rows if unknown not in row and _plain(text) != _plain(back)]
     if len(changed) > SOME * len(tried):
-        message = f"The tokenizer (`{key}`) must give targets back when it decodes them, but changes {len(changed):,} "
+        message = f"The tokenizer (`{key}`) must restore targets when it decodes them, but changes {len(changed):,} "
         message += f"of {len(tried):,}, such as {shortened(changed[0][0])} to {shortened(changed[0][1])}: no output "
-        message += "can be right there. Take another tokenizer, or write the targets as it gives them back."
+        message += "can be right there. Use another tokenizer, or write the targets as it decodes them."
         yield Fault("round_trip", _graded(len(changed) / len(tried)), key, message)
 
 
@@ -130,21 +130,21 @@ def _too_long(
         lengths = np.maximum(rows.source_lengths * (limits[0] is None), rows.target_lengths * (limits[1] is None))
         if found := _longest(lengths, most):
             message = f"`{key}` must have at most {most} tokens in a row, "
-            message += "the model's positions" if positions else "of which attention takes the square"
+            message += "the model's positions" if positions else "because attention grows with its square"
             message += f", but {len(found):,} of {len(rows):,} rows have more, up to {lengths[found[0]]:,}. "
             message += "Lower `data.max_source_tokens` and `data.max_target_tokens`" if is_train else "Shorten these"
             yield Fault("positions", "error", key, message + ", or give the model more." * bool(positions), found)
 
 
 def _cut_off(decoding: DecodingRecipe, validation: ValidationRecipe, lengths: np.ndarray) -> Iterator[Fault]:
-    limits = {"decoding.max_length": (decoding.max_length, 1)}  # it counts the decoder's start token
+    limits = {"decoding.max_length": (decoding.max_length, 1)}  # includes the decoder's start token
     if validation.sentences != 0:
         limits["validation.max_new_tokens"] = validation.max_new_tokens, 0
     for key, (limit, more) in limits.items():
         found = _longest(lengths, limit - more)
         if len(found) > SOME * len(lengths):
-            message = f"`{key}` must be at least {lengths[found[0]] + more}, or what is generated for "
-            message += f"{len(found):,} of {len(lengths):,} validation references is cut off."
+            message = f"`{key}` must be at least {lengths[found[0]] + more}, or outputs for "
+            message += f"{len(found):,} of {len(lengths):,} validation references are cut off."
             yield Fault("decoding_lengths", _graded(len(found) / len(lengths)), key, message, found)
 
 

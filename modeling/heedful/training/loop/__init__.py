@@ -1,1 +1,1 @@
-"""The loop of a run: it feeds updates to the model, validates, monitors and logs."""
+"""The training loop: feeds updates to the model, validates, monitors and logs."""

@@ -1,4 +1,4 @@
-"""The micro-batches of an update as tensors on the device."""
+"""An update's micro-batches as tensors on the device."""
 
 import logging
 from collections import deque
@@ -22,46 +22,46 @@ from heedful.training.updates.objective import Objective
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
-AHEAD = 2  # updates that are made while the GPU computes one
+AHEAD = 2  # updates made while the GPU computes one
 
 
 class MadeUpdate(NamedTuple):
-    """An update, ready to train on."""
+    """An update, ready for training."""
 
     epoch: int  # from 0
     number: int  # in its epoch, from 1
     rows: list[list[Row]]  # bucket by bucket
-    token_budget: int  # padded tokens of a micro-batch
-    parts: list[list[list[Row]]]  # the rows of the micro-batches of each rank
-    micro_batches: list[MicroBatch]  # of this rank
+    token_budget: int  # padded tokens per micro-batch
+    parts: list[list[list[Row]]]  # the rows of each rank's micro-batches
+    micro_batches: list[MicroBatch]  # for this rank
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Makes micro-batches of rows, padded or end to end; for a GPU in pinned memory."""
+    """Makes micro-batches from rows, padded or end to end; in pinned memory for a GPU."""
 
     accelerator: Accelerator
-    config: PreTrainedConfig  # of the model
-    token_budget: int  # padded tokens of a micro-batch
-    objective: Objective | None = None  # in place of the cross-entropy
+    config: PreTrainedConfig  # the model's
+    token_budget: int  # padded tokens per micro-batch
+    objective: Objective | None = None  # replaces the cross-entropy
     packs: bool = False  # whether rows lie end to end
 
     @property
     def passes(self) -> int:
-        """How often the rows of a micro-batch pass, one pass after the other."""
+        """The number of passes over a micro-batch's rows, one after the other."""
         return 1 if self.objective is None else self.objective.passes
 
     @property
     def is_ahead(self) -> bool:
-        """Whether another thread makes updates ahead; on the CPU it would slow down training."""
+        """Whether another thread makes updates ahead; on the CPU this would slow down training."""
         return bool(self.accelerator.device.type == "cuda")
 
     def micro_batches(self, parts: list[list[list[Row]]]) -> list[MicroBatch]:
-        """Return this rank's micro-batches of an update that `split_update` has divided."""
+        """Return this rank's micro-batches from the parts that `split_update` returned."""
         return micro_batches_of_rank(parts, self.accelerator.process_index, self.tensors)
 
     def tensors(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return the tensors of a micro-batch, on the CPU."""
+        """Return a micro-batch's tensors, on the CPU."""
         rows, budget, pad = [*rows] * self.passes, self.token_budget * self.passes, self.config.pad_token_id
         if self.packs:
             tensors = laid_end_to_end(rows, budget, pad, self.config.decoder_start_token_id)
@@ -77,27 +77,27 @@ class Feed:
         return (batch, None) if self.objective is None else self.objective.of_batch(batch)
 
     def full_of(self, row: Row) -> MicroBatch:
-        """Return a micro-batch full of one row with half of its target, so that the sides differ in size."""
+        """Fill a micro-batch with one row whose target is cut in half, so that the sides differ in size."""
         short = {"input_ids": row["input_ids"], "labels": row["labels"][: max(1, len(row["input_ids"]) // 2)]}
         return MicroBatch(self.tensors([short] * max(1, self.token_budget // sum(map(len, short.values())))))
 
 
 def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
-    """Return whether rows may lie end to end: flash attention needs bfloat16 and a card since Ampere."""
+    """Return whether rows may lie end to end: flash attention needs bfloat16 and an Ampere card or newer."""
     if accelerator.device.type != "cuda":
         return False
     reason = why_padded(model.config, model.config._attn_implementation)
     if accelerator.mixed_precision != "bf16" or torch.cuda.get_device_capability(accelerator.device) < (8, 0):
-        reason = "flash attention computes in bfloat16 on cards since Ampere alone"
+        reason = "flash attention needs bfloat16 and an Ampere card or newer"
     elif not runs_known_code(model):
-        reason = "code that is not Heedful's runs within the model"
+        reason = "the model contains code from outside Heedful"
     if reason is not None:
         logger.info("rows are padded to one length: %s", reason)
     return reason is None
 
 
 def pinned(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch in pinned memory, with the places of its labels: a GPU would find them slowly."""
+    """Return a batch in pinned memory, with its label positions: a GPU would find them slowly."""
     places = (tensors["labels"].flatten() != IGNORED_LABEL).nonzero()[:, 0]
     return _moved({**tensors, "target_places": places}, torch.Tensor.pin_memory)
 
@@ -115,7 +115,7 @@ def _moved(batch: Mapping[str, Any], move: Callable[[torch.Tensor], torch.Tensor
 
 
 def made_ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield an iterator's items, made in another thread `AHEAD` items early; an error comes in place of its item."""
+    """Yield items that another thread makes `AHEAD` items early; an error comes in place of its item."""
     end, thread = cast(Any, object()), ThreadPoolExecutor(1)
     coming = deque(thread.submit(next, items, end) for _ in range(AHEAD))
     try:

@@ -1,7 +1,7 @@
 """The training loop: the same code on one CPU, one GPU, or many processes through `accelerate launch`.
 
-An update's loss and gradient do not depend on its split: every summed loss is divided by the target tokens of the
-whole update. Random numbers follow from seed, update and rank, so a resumed run goes on as if it had never stopped.
+An update's loss and gradient do not depend on its split: every summed loss is divided by the update's target tokens.
+Seed, update and rank decide random numbers, so a resumed run continues as if it had never stopped.
 """
 
 import logging
@@ -43,8 +43,8 @@ FP16_SKIPS = 30
 class TrainingLoop:
     """One run: model, optimizer, data and progress.
 
-    `after_validation` gets the progress and the loss per target token; its error ends the run. A recipe that these
-    processes cannot train or resume is a `ValueError`.
+    `after_validation` gets the progress and the loss per target token; its error ends the run. Raises a `ValueError`
+    if these processes cannot train or resume the recipe.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class TrainingLoop:
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
         self._is_stopping, self.time_is_up = False, self._is_late()
-        self.ended_by: str | None = None  # the key that ended training before its updates or epochs were over
+        self.ended_by: str | None = None  # the key that ended training early
 
     def run(self) -> Progress:
         """Train until the recipe's end, early stopping, or a signal, and return the progress.
 
         Raises `TrainingInterrupted` after a signal, with everything saved; `FloatingPointError` after too many updates
-        in a row without a finite gradient; `MemoryError` for a micro-batch that does not fit; and `OSError` for a last
-        checkpoint that cannot be written.
+        in a row without a finite gradient; `MemoryError` if a micro-batch does not fit; and `OSError` if the last
+        checkpoint cannot be written.
         """
         is_hidden = not self.accelerator.is_main_process
         total, done = self.settings.max_updates, self.progress.update
@@ -90,27 +90,27 @@ class TrainingLoop:
         with bar, self.signals, lost_processes_reported(self.accelerator), self.watch:
             self._train(bar)
             self.checkpoints.save(self.progress, must=True)
-            # Every rank waits here until the main one has written.
+            # Every rank waits here until the main rank has written.
             if any_rank(self.accelerator, self.signals.received is not None):
                 raise self._interruption()
             if self.recipe.checkpoints.publish == "best" and not self._is_due("validation"):
-                # The last weights may be the best. It stays out of the saved progress: a resumed run is the same as
-                # one that was never stopped.
+                # The last weights may be the best. This validation is not in the saved progress, so a resumed run
+                # equals one that never stopped.
                 self._validate()
-            self.checkpoints.prune(self.progress)  # the last one may now be the best
+            self.checkpoints.prune(self.progress)  # the last checkpoint may now be the best
         return self.progress
 
     def _train(self, bar: tqdm) -> None:
         self._started = time.perf_counter() - self.progress.seconds
         self.engine.model.train()
         if self.progress.awaits_validation:
-            self._validate()  # the run was stopped between saving and validating
+            self._validate()  # the run stopped between saving and validating
         if self._is_finished():
-            logger.info("nothing is left to train: the run has ended, after %s updates", self.progress.update)
+            logger.info("nothing is left to train: the run ended after %s updates", self.progress.update)
             return
         self.engine.warm_up(self.corpus.validation[int(self.corpus.validation.source_lengths.argmax())])
         updates = self._updates()
-        # Not for ranks that read a stream: two threads of each would exchange data at once.
+        # Not for ranks that read a stream: two threads in each rank would exchange data at once.
         is_safe = self.accelerator.num_processes == 1 or isinstance(self.corpus.training, StoredRows)
         if self.engine.feed.is_ahead and is_safe:
             updates = made_ahead(updates)
@@ -140,7 +140,7 @@ class TrainingLoop:
             epoch, done = epoch + 1, 0
 
     def _made(self, epoch: int, number: int, update: Update) -> MadeUpdate:
-        budget = self.token_budget  # read once: another thread may halve it
+        budget = self.token_budget  # taken once: another thread may halve it
         parts = split_update(update, budget, self.accelerator.num_processes)
         return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
@@ -149,7 +149,7 @@ class TrainingLoop:
         tokens = sum(len(row["labels"]) for row in rows)
         gradients = None
         while gradients is None:
-            # Dropout depends on the seed, the update and the rank alone.
+            # Dropout depends only on seed, update and rank.
             set_seed(seed_of_update(self.recipe.seed, self.progress.update, self.accelerator.process_index))
             gradients = self._make_gradients(update, tokens)
         sums, padded_tokens = gradients
@@ -159,11 +159,11 @@ class TrainingLoop:
         self.progress.target_tokens += tokens
         stops = self.signals.received is not None, self._is_late()
         known = number, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
-        # One all-reduce also decides, for all ranks alike, whether to stop.
+        # One all-reduce also decides for all ranks whether to stop.
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1
         is_due = any(map(self._is_due, ("logging", "validation", "checkpoints"))) or (is_alone and any(stops))
-        # Other ranks learn of a stop one update later: the device computes meanwhile.
+        # With several ranks, a stop is noticed one update later, so the device need not wait.
         later = math.inf if is_alone else 1
         self._read_results(0 if is_due or not self.engine.decides_on_device else later)
 
@@ -183,12 +183,12 @@ class TrainingLoop:
 
     @property
     def token_budget(self) -> int:
-        """Padded tokens of a micro-batch: the recipe's, or fewer after memory ran out."""
+        """Padded tokens per micro-batch: the recipe's, or fewer after memory ran out."""
         asked, shrunk = self.settings.micro_batch_tokens, self.progress.token_budget
         return min(asked, shrunk) if shrunk and self.settings.shrink_token_budget else asked
 
     def _make_gradients(self, update: MadeUpdate, tokens: int) -> tuple[torch.Tensor, int] | None:
-        """Make all ranks' gradients; return this one's sums and padded tokens, or `None` if memory ran out."""
+        """Make all ranks' gradients; return this rank's sums and padded tokens, or `None` if memory ran out."""
         if update.token_budget != self.token_budget:
             update = self._made(update.epoch, update.number, update.rows)
         shrinks, sums = self.settings.shrink_token_budget, None
@@ -231,13 +231,13 @@ class TrainingLoop:
             allowed = max(allowed, FP16_SKIPS)
         if self.progress.skipped_in_a_row >= allowed:
             raise FloatingPointError(
-                f"Training has diverged at update {result.update} (the norm of its gradient is {norm}): "
-                "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed; "
-                "`optimization.skip_nonfinite_updates` skips single updates."
+                f"Training has diverged at update {result.update} (gradient norm {norm}): "
+                "the learning rate may be too high, or the warm-up too short. The last checkpoint is unharmed. "
+                "To skip single updates, set `optimization.skip_nonfinite_updates`."
             )
         self.progress.skipped_in_a_row += 1
         self.progress.skipped_updates += 1
-        logger.warning("update %s is skipped: the norm of its gradient is %s", result.update, norm)
+        logger.warning("update %s is skipped: its gradient norm is %s", result.update, norm)
 
     def _after_update(self, bar: tqdm) -> None:
         if self._is_due("logging"):
@@ -246,8 +246,8 @@ class TrainingLoop:
             bar.set_postfix_str(self.log.write_training(self.progress, rate) + ends)
         validates = self.progress.awaits_validation = self._is_due("validation")
         if self._is_stopping:
-            self._read_results()  # with several ranks the last one is not read yet
-        # Saved first: a signal while the model translates loses nothing.
+            self._read_results()  # with several ranks the last result is still missing
+        # Save first, so that a signal during translation loses nothing.
         if self._is_stopping or validates or self._is_due("checkpoints"):
             self.checkpoints.save(self.progress, must=self._is_stopping)
         if self._is_stopping:
@@ -256,7 +256,7 @@ class TrainingLoop:
             self._validate()
 
     def _expected_end(self) -> tuple[int | None, str]:
-        """Return the run's last update, by its clock if that comes first, and a note about the end."""
+        """Return the run's last update, estimated if its time ends first, and a note about the end."""
         done, last, minutes = self.progress, self.settings.max_updates, self.settings.max_minutes
         by_clock = math.inf if minutes is None else done.update * minutes * 60 / max(done.seconds, 1e-9)
         if by_clock < (last or math.inf):
@@ -294,5 +294,5 @@ class TrainingLoop:
 
 
 def seed_of_update(seed: int, update: int, rank: int) -> int:
-    """Return the seed of a rank in the update after `update` finished ones."""
+    """Return a rank's seed for the next update, after `update` finished ones."""
     return int(np.random.SeedSequence([seed, update, rank]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The log of a run: a line for some updates and for each validation."""
+"""A run's log: one line for some updates and for each validation."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ SUMMARY = {
 
 
 def training_values(window: dict[str, float]) -> dict[str, float]:
-    """Turn the sums of a window into means and shares; without an update that counts there is no loss."""
+    """Turn a window's sums into means and shares; if no update counts, there is no loss."""
     values = {
         "train/target_tokens_per_s": window["target_tokens"] / max(window["seconds"], 1e-9),
         "train/padding_share": 1 - window["tokens"] / max(1, window["padded_tokens"]),
@@ -49,14 +49,14 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
 
 
 class RunLog:
-    """The run's own log, a line of JSON for every event; trackers get the same values."""
+    """The run's log, one JSON line for every event; trackers get the same values."""
 
     def __init__(self, file: Path, accelerator: "Accelerator", model: Seq2SeqModel):
         self.file, self.accelerator, self._network = file, accelerator, model
         self._is_broken = False
 
     def write_training(self, progress: Progress, rate: float) -> str:
-        """Write the means of the window, begin a new one, and return a summary."""
+        """Write the window's means, begin a new window, and return a summary."""
         values = training_values(progress.window)
         if self.accelerator.device.type == "cuda":
             from heedful.training.updates.model_size import device_values
@@ -68,7 +68,7 @@ class RunLog:
         return ", ".join(form.format(values[name]) for name, form in SUMMARY.items() if name in values)
 
     def write_validation(self, progress: Progress, values: dict[str, float]) -> None:
-        """Write and report the results of a validation."""
+        """Write and report validation results."""
         self.write(progress, {f"validation/{name}": value for name, value in values.items()})
         summary = "validation " + ", ".join(f"{name} {value:.2f}" for name, value in values.items())
         logger.info("update %s (epoch %s): %s", progress.update, progress.epoch + 1, summary)
@@ -78,14 +78,14 @@ class RunLog:
         try:
             with redirect_stdout(sys.stderr):  # trackio would print between the results
                 self.accelerator.init_trackers(name, init_kwargs={"tensorboard": {"purge_step": progress.update}})
-        except Exception as error:  # each tracker raises other types
-            logger.warning("trackers cannot be started, and the run goes on without: %s", error)
+        except Exception as error:  # each tracker raises different types
+            logger.warning("trackers cannot be started, so the run goes on without them: %s", error)
         for _, line in lines_of(self.file) if self.accelerator.trackers else ():
             if line.get("update") == progress.update:
                 self.track({name: value for name, value in line.items() if "/" in name}, progress.update)
 
     def track(self, values: dict[str, float], update: int, is_last: bool = False) -> None:
-        """Send values to the trackers; their errors are warnings."""
+        """Send values to the trackers; their errors become warnings."""
         for tracker in self.accelerator.trackers:
             try:
                 with redirect_stdout(sys.stderr):
@@ -93,10 +93,10 @@ class RunLog:
                     if is_last:
                         tracker.finish()
             except Exception as error:
-                logger.warning("the tracker %s has lost values: %s", tracker.name, error)
+                logger.warning("the tracker %s lost values: %s", tracker.name, error)
 
     def write(self, progress: Progress, values: dict[str, float]) -> None:
-        """Add a line; on a full disk it is lost with a warning."""
+        """Add a line; if the disk is full, warn that it is lost."""
         self.track(values, progress.update)
         if not self.accelerator.is_main_process:
             return
@@ -106,8 +106,8 @@ class RunLog:
                 log.write("\n" + line if self._is_broken else line)
             self._is_broken = False
         except OSError as error:
-            self._is_broken = True  # there may be half a line
-            logger.warning("a line of the log is lost: %s", error)
+            self._is_broken = True  # half a line may be there
+            logger.warning("a log line is lost: %s", error)
 
     def rewind(self, progress: Progress) -> None:
         """Drop the lines that a resumed run will write again."""
@@ -121,12 +121,12 @@ class RunLog:
             elif line["update"] <= (progress.validated_update if is_validation else progress.update):
                 kept.append(text.decode() + "\n")
         if damaged:
-            logger.warning("lines of %s that cannot be read are dropped: %s", self.file, listed(damaged))
+            logger.warning("unreadable lines in %s are dropped: %s", self.file, listed(damaged))
         write_text(self.file, "".join(kept))
 
 
 def lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line of a log as bytes and as values; a damaged one has no values."""
+    """Yield each log line as bytes and as values; a damaged line has no values."""
     for text in file.read_bytes().splitlines() if file.is_file() else []:
         try:
             line = json.loads(text)
@@ -136,7 +136,7 @@ def lines_of(file: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
-    """Return all numbers that a run has logged, by their names."""
+    """Return all logged numbers by name."""
     curves: dict[str, Curve] = {}
     for _, line in lines_of(run / LOG_FILE):
         for name, value in line.items():

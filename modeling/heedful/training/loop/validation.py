@@ -47,7 +47,7 @@ def validate(
 
 @contextmanager
 def _measured_model(engine: TrainingEngine) -> Iterator[TrainableModel]:
-    """Yield an ordinary model, with which each rank generates without the others."""
+    """Yield an ordinary model, so that each rank can generate without the others."""
     model = engine.network
     if engine.averages or is_sharded(engine.model):
         model = engine.plain_network(engine.accelerator.device)
@@ -82,7 +82,7 @@ def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Ac
 def score_pairs(
     translator: Translator, pairs: Pairs, accelerator: Accelerator, scoring: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
-    """Translate the sources of pairs on all ranks, and score the result against all references."""
+    """Translate pairs' sources on all ranks, and score the results against all references."""
     predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
     accepted = references_of(pairs)
     if "metrics" not in scoring:

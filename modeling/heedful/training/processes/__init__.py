@@ -1,1 +1,1 @@
-"""The processes of a run: how they are launched, their devices, what they exchange, and the signals that end them."""
+"""A run's processes: launch, devices, collective operations, and signals that end them."""

@@ -1,4 +1,4 @@
-"""Collective operations of the ranks; with one process and whole weights, nothing is sent or copied."""
+"""Collective operations; with one process and whole weights, nothing is sent or copied."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,12 +21,12 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a tensor, which shares its memory."""
+    """Return this rank's shard, which shares the tensor's memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
-    """Gather sharded weights on the CPU, one after another; without `keep` return none."""
+    """Gather sharded weights on the CPU, one by one; ranks with `keep=False` get an empty dict."""
     weights = {}
     for name, tensor in tensors.items():
         complete = full_tensor(tensor.detach())
@@ -36,14 +36,14 @@ def full_weights(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, t
 
 
 def shard_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
-    """Shard a whole tensor like another one of its shape."""
+    """Shard a whole tensor like another tensor with its shape."""
     if not isinstance(pattern, DTensor):
         return tensor
     return distribute_tensor(tensor.to(pattern.device), pattern.device_mesh, pattern.placements)
 
 
 def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
-    """Return the sum of each value over the ranks."""
+    """Return each value's sum over the ranks."""
     if accelerator.num_processes == 1:
         return [float(value) for value in values]
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
@@ -52,7 +52,7 @@ def all_reduce(accelerator: Accelerator, *values: float) -> list[float]:
 
 
 def any_rank(accelerator: Accelerator, condition: bool) -> bool:
-    """Return on every rank whether the condition holds on any."""
+    """Return True on every rank if the condition holds on any rank."""
     return all_reduce(accelerator, condition)[0] > 0
 
 

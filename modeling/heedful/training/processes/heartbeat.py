@@ -1,4 +1,4 @@
-"""Heartbeats: a process ends when another one of its run sends none, even if its connection stays open."""
+"""Heartbeats: a process ends if another one in its run sends none, even if its connection stays open."""
 
 import itertools
 import os
@@ -16,34 +16,34 @@ from torch.distributed import TCPStore
 from heedful.training.processes.collectives import broadcast
 
 PERIOD = 5.0  # seconds between two heartbeats
-PATIENCE = 30.0  # seconds without a heartbeat after which a process counts as lost
+PATIENCE = 30.0  # seconds without a heartbeat until a process counts as lost
 PAUSED = "paused"
-# Gloo's messages about a process that has ended contain one of these.
+# Gloo's messages about an ended process contain one of these.
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
 
 
 class ProcessLostError(RuntimeError):
-    """Raised when another process of the run has ended, so that this one cannot continue."""
+    """Raised if another process in the run has ended, so that this one cannot continue."""
 
-    exit_code = 1  # of the command
+    exit_code = 1  # the command's
 
 
 class Watch(ExitStack):
-    """A context in which a process notices the loss of another; this one is for a single process."""
+    """A context in which a process notices lost processes; this class is for a single process."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may be silent, as while it writes files."""
+        """Return a context in which this process may be silent, for example to write files."""
         return nullcontext()
 
 
 class Heartbeat(Watch):
-    """A context that all processes enter: the main one watches the others, and they watch it."""
+    """A context for all processes: the main process watches the others, and they watch it."""
 
     def __init__(self, accelerator: Accelerator, period: float = PERIOD, patience: float = PATIENCE):
         super().__init__()
         self.accelerator, self.period, self.patience = accelerator, period, patience
         self._stopped, self._is_paused = threading.Event(), False
-        self._sending = threading.Lock()  # heartbeats keep their order
+        self._sending = threading.Lock()  # keeps heartbeats in order
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._exchange, self._judge)]
         watched = range(1, accelerator.num_processes) if accelerator.is_main_process else [0]
         self._last_seen = dict.fromkeys(watched, 0.0)  # by rank
@@ -114,11 +114,11 @@ class Heartbeat(Watch):
                 self._last_seen |= dict.fromkeys(self._last_seen, looked)
             for rank, moment in self._last_seen.items():
                 if time.monotonic() - moment > self.patience and not self._stopped.is_set():
-                    self._end(rank, f"has given no sign of life for {self.patience:.0f} seconds")
+                    self._end(rank, f"has sent no heartbeat for {self.patience:.0f} seconds")
 
     def _end(self, rank: int, what: str) -> None:
         """End at once, because the main thread waits in a call that nothing interrupts."""
-        end = f"process {self.accelerator.process_index} ends too: look for its message, and continue with resume=true"
+        end = f"process {self.accelerator.process_index} ends too: see its message, and continue with resume=true"
         sys.stderr.write(f"heedful: Process {rank} of this run {what}, so {end}.\n")
         sys.stderr.flush()
         os._exit(1)
@@ -131,12 +131,12 @@ def make_watch(accelerator: Accelerator, **settings: float) -> Watch:
 
 @contextmanager
 def lost_processes_reported(accelerator: Accelerator) -> Iterator[None]:
-    """Raise a `ProcessLostError` for the errors that the end of another process causes."""
+    """Raise a `ProcessLostError` for errors caused by another process's end."""
     try:
         yield
     except RuntimeError as error:
         is_lost = isinstance(error, torch.distributed.DistError) or any(part in str(error) for part in CONNECTION_LOST)
         if accelerator.num_processes > 1 and is_lost:
             lost = "Another process of this run has ended, so this one ends too"
-            raise ProcessLostError(f"{lost}: look for its message, and continue with resume=true.") from error
+            raise ProcessLostError(f"{lost}: see the other's message, and continue with resume=true.") from error
         raise

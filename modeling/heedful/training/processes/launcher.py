@@ -1,4 +1,4 @@
-"""The environment variables that a launcher sets for its processes; this file imports nothing slow."""
+"""Environment variables that launchers set for their processes; this file imports nothing slow."""
 
 import os
 

@@ -10,16 +10,16 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingInterrupted(Exception):
-    """Raised after a signal asked the run to stop and its state was saved."""
+    """Raised after a signal stopped the run and its state was saved."""
 
-    exit_code = 130  # of the command
+    exit_code = 130  # the command's
 
 
 class StopSignals:
     """A context that notes Ctrl-C and SIGTERM; a second Ctrl-C ends the process, a second SIGTERM does not."""
 
     def __init__(self) -> None:
-        self.received: int | None = None  # the number of the last signal
+        self.received: int | None = None  # the last signal's number
         self._interruption: TrainingInterrupted | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -33,7 +33,7 @@ class StopSignals:
 
     @contextmanager
     def interrupting(self, interruption: TrainingInterrupted) -> Iterator[None]:
-        """Let a signal raise this at once within the context, where nothing would be lost."""
+        """Let a signal raise this at once within the context, because nothing would be lost."""
         self._interruption = interruption
         try:
             yield
@@ -46,4 +46,4 @@ class StopSignals:
         if number == signal.SIGINT and self.received == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
-        logger.warning("stopping after this update and saving; Ctrl-C twice stops at once")
+        logger.warning("stopping after this update and saving; a second Ctrl-C stops at once")

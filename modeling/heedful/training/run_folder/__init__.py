@@ -1,1 +1,1 @@
-"""The folder of a run: its checkpoints, its progress, and the rules for resuming it."""
+"""A run's folder: checkpoints, progress, and the rules for resuming."""

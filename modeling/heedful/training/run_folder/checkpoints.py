@@ -39,21 +39,21 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The contents of a checkpoint besides tokenizers and recipe, in whole tensors."""
+    """A checkpoint's contents, in whole tensors; tokenizers and recipe are not included."""
 
     progress: Progress
     weights: dict[str, torch.Tensor]  # the model's, tied ones once
     optimizer: dict[str, Any]
-    scaler: dict[str, Any] | None = None  # of fp16's gradients
+    scaler: dict[str, Any] | None = None  # for fp16's gradients
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
-    """Return the path of an update's checkpoint."""
+    """Return an update's checkpoint path."""
     return folder / f"{PREFIX}{update:08d}"
 
 
 def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path]]:
-    """List the checkpoints of a run as (update, path), oldest first, whole or not."""
+    """List a run's checkpoints as (update, path), oldest first, whole or not."""
     matches = (re.fullmatch(prefix + r"(\d+)", path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
     return sorted((int(match[1]), folder / match[0]) for match in matches if match)
 
@@ -61,7 +61,7 @@ def list_checkpoints(folder: Path, prefix: str = PREFIX) -> list[tuple[int, Path
 def save_checkpoint(
     folder: Path, model: TrainableModel, state: TrainingState, tokenizers: TokenizerPair, recipe: str
 ) -> Path:
-    """Write a whole checkpoint, or raise an `OSError`; of `model` only the config counts."""
+    """Write a whole checkpoint, or raise an `OSError`; only the config of `model` is used."""
     path = checkpoint_path(folder, state.progress.update)
     with written_folder(path) as partial:
         model.save_pretrained(partial, state_dict=state.weights)
@@ -78,7 +78,7 @@ def save_checkpoint(
 
 
 def load_state(path: Path) -> TrainingState:
-    """Read a checkpoint without the model's weights, which `from_pretrained` reads."""
+    """Load a checkpoint without model weights, which `from_pretrained` loads."""
     folder = path / STATE_FOLDER
     optimizer = torch.load(folder / OPTIMIZER, weights_only=True, map_location="cpu")
     scaler = json.loads((folder / SCALER).read_text()) if (folder / SCALER).is_file() else None
@@ -86,12 +86,12 @@ def load_state(path: Path) -> TrainingState:
 
 
 def load_progress(path: Path) -> Progress:
-    """Read a checkpoint's progress; another format than this version's is a `ValueError`."""
+    """Load a checkpoint's progress; raise a `ValueError` if its format is not this version's."""
     state = json.loads((path / STATE_FOLDER / PROGRESS).read_text())
     if (written := state.pop("format")) != FORMAT:
-        older = "resume with the version that wrote it, or train on from its weights with `model.start_from`"
-        way = "upgrade it" if written > FORMAT else older
-        raise ValueError(f"The checkpoint {path} has format {written}; this Heedful reads {FORMAT}: {way}.")
+        older = "resume with the version that wrote it, or continue from its weights with `model.start_from`"
+        way = "upgrade Heedful" if written > FORMAT else older
+        raise ValueError(f"The checkpoint {path} has format {written}; this Heedful loads {FORMAT}: {way}.")
     return Progress(**state | {"best": state["best"] and tuple(state["best"])})
 
 
@@ -112,16 +112,16 @@ def newest_whole_checkpoint(
 
 
 def find_damage(path: Path) -> str | None:
-    """Describe a checkpoint's damage; `None` if every file has the size and checksum of the manifest."""
+    """Describe a checkpoint's damage; `None` if every file has the manifest's size and checksum."""
     if not path.is_dir():
-        return "it is no folder"
+        return "it is not a folder"
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         for name in manifest:
             check_name_inside(name, MANIFEST)
         entries = [(name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
     except (FileNotFoundError, IsADirectoryError, ValueError, KeyError, TypeError, AttributeError):
-        entries = []  # whatever a flipped bit made of it
+        entries = []  # all that a flipped bit can cause
     if not entries:
         return f"{MANIFEST} is missing or unreadable"
     for name, size, expected in entries:
@@ -135,7 +135,7 @@ def find_damage(path: Path) -> str | None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Flush all files of a folder to the disk, and write their sizes and checksums into its manifest."""
+    """Flush all files in a folder to the disk, and write their sizes and checksums into its manifest."""
     manifest = {}
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and file.name != MANIFEST):
         flush(file)
@@ -145,49 +145,49 @@ def write_manifest(folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Path | None, accelerator: Accelerator) -> Path | None:
-    """Return on every rank the newest whole checkpoint that the main process finds in a run's folder."""
+    """Return on every rank the newest whole checkpoint that the main process finds in the run's folder."""
     newest = newest_whole_checkpoint(run / CHECKPOINTS) if run is not None and accelerator.is_main_process else None
     return cast("Path | None", broadcast(accelerator, newest))
 
 
 class CheckpointStore:
-    """Saves, loads and deletes the checkpoints of a run; all ranks call it together."""
+    """Saves, loads and deletes a run's checkpoints; all ranks call it together."""
 
     def __init__(self, recipe: Recipe, tokenizers: TokenizerPair, engine: TrainingEngine, watch: Watch):
         self.recipe, self.settings, self.tokenizers = recipe, recipe.checkpoints, tokenizers
         self.engine, self.accelerator, self.watch = engine, engine.accelerator, watch
         self.folder = recipe.folder / CHECKPOINTS
-        self.saved_update: int | None = None  # of the last checkpoint that was written or read
+        self.saved_update: int | None = None  # in the last checkpoint that was written or loaded
 
     def load(self, path: Path, now: Progress) -> Progress:
-        """Load a checkpoint without the weights, and return its progress with the processes and data of `now`."""
+        """Load a checkpoint without weights, and return its progress with `now`'s processes and data."""
         state = load_state(path)
         progress, scaler = state.progress, self.accelerator.scaler
         if progress.data != now.data and not self.recipe.allow_changes:
-            must = f"must be those of the run that is resumed ({path}), but their rows have changed"
-            raise ValueError(f"The data {must}; allow_changes=true resumes all the same.")
+            must = f"must be the resumed run's ({path}), but their rows have changed"
+            raise ValueError(f"The data {must}; allow_changes=true resumes anyway.")
         self.engine.load(state.optimizer)
         if scaler is not None and state.scaler is not None:
             scaler.load_state_dict(state.scaler)
         if now.processes != (then := progress.processes):
-            logger.info("%s processes go on with a run of %s: the same updates, other dropout", now.processes, then)
+            logger.info("%s processes resume a run of %s: the same updates, other dropout", now.processes, then)
         if progress.machine not in ("", now.machine):
-            differ = "the run goes on, and equals an uninterrupted one up to rounding, not to the bit"
-            logger.warning("before: %s; now: %s: %s", progress.machine, now.machine, differ)
+            differ = "results may differ from an uninterrupted run by rounding"
+            logger.warning("the hardware or precision was %s and is now %s: %s", progress.machine, now.machine, differ)
         recipe, before = self.recipe, read_recipe(path / RECIPE)
         measured = _measured(recipe.validation, recipe.decoding, recipe.data.references, now)
         if measured != _measured(before.validation, before.decoding, before.data.references, progress):
-            # Values of two measures cannot be compared: the resumed weights are measured again.
+            # Values from two measures cannot be compared: measure the resumed weights again.
             progress.best, progress.validations_without_improvement, progress.awaits_validation = None, 0, True
             progress.validated_update = min(progress.validated_update, progress.update - 1)
-            logger.info("validation measures something else than before: the earlier best is forgotten")
+            logger.info("validation has changed: the earlier best checkpoint no longer counts")
         progress.processes, progress.data, progress.machine = now.processes, now.data, now.machine
         self.saved_update = progress.update
         logger.info("resuming after update %s", progress.update)
         return progress
 
     def save(self, progress: Progress, must: bool) -> None:
-        """Write this update's checkpoint, and prune; a failure is an `OSError` if `must`, or logged."""
+        """Write this update's checkpoint, and prune; a failure raises an `OSError` if `must`, else it is logged."""
         if self.saved_update == progress.update:
             return
         if any_rank(self.accelerator, not self.engine.weights_are_finite()):
@@ -195,7 +195,7 @@ class CheckpointStore:
             raise FloatingPointError(f"{near}: a weight is not finite. The last checkpoint is unharmed.")
         failure, keep, scaler = None, self.accelerator.is_main_process, self.accelerator.scaler
         scale = None if scaler is None else scaler.state_dict()
-        # All ranks gather it, and the main one keeps it.
+        # All ranks gather it, and the main rank keeps it.
         state = TrainingState(progress, self.engine.weights(keep), self.engine.optimizer_state(keep), scale)
         if keep:
             try:
@@ -214,13 +214,13 @@ class CheckpointStore:
             logger.warning("%s. Earlier checkpoints are unharmed, and training goes on.", failure)
 
     def prune(self, progress: Progress) -> None:
-        """Delete all checkpoints but the recipe's last ones, the best one and the present one."""
+        """Delete all checkpoints except the recipe's last ones, the best and the present one."""
         if self.accelerator.is_main_process:
             kept = {progress.update, *_regular_updates(self.folder, self.settings, progress)}
             prune_checkpoints(self.folder, kept if progress.best is None else kept | {progress.best[1]})
 
     def clear(self, progress: Progress) -> None:
-        """Clear what a killed run left after this progress, and prune."""
+        """Clear a killed run's leftovers after this progress, and prune."""
         if self.accelerator.is_main_process:
             clear_leftovers(self.folder, progress.update)
         if self.saved_update is not None:
@@ -230,7 +230,7 @@ class CheckpointStore:
 def _measured(
     asked: ValidationRecipe, scored: DecodingRecipe, references: str | None, progress: Progress
 ) -> tuple[Any, ...]:
-    """Return the settings and data that a validation's values depend on."""
+    """Return the settings and data that validation values depend on."""
     scores = asked.sentences, asked.max_new_tokens, scored.bleu_tokenizer, scored.ignore, references
     return asked.select, (progress.data or "")[:64], asked.select != "loss" and scores
 
@@ -248,7 +248,7 @@ def clear_leftovers(folder: Path, update: int) -> None:
 
 
 def prune_checkpoints(folder: Path, keep: set[int]) -> None:
-    """Delete all checkpoints but those of the updates in `keep`."""
+    """Delete all checkpoints except those with updates in `keep`."""
     for update, path in list_checkpoints(folder):
         if update not in keep:
             try:
@@ -267,8 +267,8 @@ def published_checkpoints(folder: Path, settings: CheckpointRecipe, progress: Pr
     damages = {path: find_damage(path) for path in (checkpoint_path(folder, update) for update in updates)}
     for path, damage in damages.items():
         if damage is not None:
-            logger.warning("the checkpoint %s is left out of what is published: %s", path, damage)
-    # The last one was written a moment ago.
+            logger.warning("the checkpoint %s is left out of the published weights: %s", path, damage)
+    # The last one was just written.
     return [path for path, damage in damages.items() if damage is None] or [checkpoint_path(folder, progress.update)]
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: whether a run may write into it, and whether a recipe may resume it."""
+"""A run's folder: whether a run may write into it, and whether a recipe may resume it."""
 
 import contextlib
 import logging
@@ -22,19 +22,19 @@ from heedful.training.run_folder.checkpoints import CHECKPOINTS, RECIPE, load_pr
 
 logger = logging.getLogger(__name__)
 
-OTHER_RUN = "it would no longer be the same run. allow_changes=true resumes all the same"
+OTHER_RUN = "it would be another run. allow_changes=true resumes anyway"
 # Runs and commands write these into a run's folder.
 RUN_FILES = ("tokenizer", "recipe.yaml", "log.jsonl", CHECKPOINTS, "trackers", "model", "transformers", SOURCES_FILE)
-# Runs and commands write these into a folder of a model or a tokenizer.
+# Runs and commands write these into a model's or tokenizer's folder.
 OWN_FILES = (*CHECKED_FILES["weights"], *CHECKED_FILES["tokenizer"], CHECKSUMS_FILE, "tokenizer*.json", "*.jinja")
 OWN_FILES += ("special_tokens_map.json", "recipe.yaml", "config.json", "generation_config.json", "metrics.json")
 OWN_FILES += ("README.md", "learning_curve.png", "confidence.json", "*_heed*.py")
-# The recipe that a run writes has all of these.
+# Each run's recipe has all of these.
 RECIPE_KEYS = {"output", "seed", "resume", "overwrite", "data", "tokenizer", "model", "optimization", "logging"}
 
 
 def check_output_folder(recipe: Recipe) -> None:
-    """Check that a run may write into its folder: it is empty, or a run's to overwrite or resume."""
+    """Check that a run may write into its folder: it is empty, or holds a run to overwrite or resume."""
     folder = recipe.folder
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"`output` must be a folder, but {folder} is a file.")
@@ -48,9 +48,9 @@ def check_output_folder(recipe: Recipe) -> None:
             if keys >= RECIPE_KEYS and not re.search(r"^\s*#", text, re.MULTILINE):
                 if not Path.cwd().is_relative_to(folder.resolve()):
                     return
-                must = "not hold the working directory where overwrite=true"
+                must = "not hold the working directory with overwrite=true"
                 raise ValueError(f"`output` must {must}, but {folder} does.")
-        raise ValueError(f"`output` must be empty or a run's folder where overwrite=true, but {folder} is neither.")
+        raise ValueError(f"`output` must be empty or a run's folder with overwrite=true, but {folder} is neither.")
     if not recipe.resume:
         ways = "continue the run in it with resume=true, move it aside with overwrite=true, or choose another folder"
         raise ValueError(f"`output` must be an empty folder, but {folder} is not: {ways} with output=…")
@@ -59,33 +59,33 @@ def check_output_folder(recipe: Recipe) -> None:
         load_progress(checkpoint)  # a newer Heedful may have written the recipe too
     written = folder / "recipe.yaml" if checkpoint is None else checkpoint / RECIPE
     if not written.is_file():
-        raise ValueError(f"`output` must be the folder of a run where resume=true, but {folder} holds none.")
+        raise ValueError(f"`output` must be a run's folder with resume=true, but {folder} holds no run.")
     try:
         earlier, now = asdict(read_recipe(written)), asdict(recipe)
     except ValueError as error:
-        raise ValueError(f"The run that is resumed has a recipe ({written}) of another version: {error}") from error
+        raise ValueError(f"The resumed run has a recipe ({written}) from another version: {error}") from error
     for name, then, value, reason in changed_keys(earlier, now):
         if reason is not None or not recipe.allow_changes:
-            raise wrong(name, f"be as in the run that is resumed ({then})", value, advice=reason or OTHER_RUN)
+            raise wrong(name, f"be as in the resumed run ({then})", value, advice=reason or OTHER_RUN)
 
 
 def _holds_leftovers(folder: Path) -> bool:
-    """Return whether a folder holds at most what a run writes before its first update."""
+    """Return whether a folder holds at most the files that a run writes before its first update."""
     tokenizer = folder / "tokenizer"
     is_trained = not tokenizer.exists() or ((tokenizer / "recipe.yaml").is_file() and not foreign_files(tokenizer))
-    half_written = (path for path, name in leftovers(folder).items() if name in RUN_FILES)  # by killed runs
+    half_written = (path for path, name in leftovers(folder).items() if name in RUN_FILES)  # from killed runs
     return is_trained and not {*folder.iterdir()} - {tokenizer, *half_written}
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List a user's own files in a folder of a model or a tokenizer, relative to it."""
+    """List a user's own files in a model's or tokenizer's folder, relative to it."""
     files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     ours = (Path(), Path(TARGET_FOLDER))
     return sorted(file for file in files if file.parent not in ours or not any(map(file.match, OWN_FILES)))
 
 
 def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, object, object, str | None]]:
-    """Yield each changed key, with dots, that makes it another run: both values, and why it may never change."""
+    """Yield each changed key (with dots) that makes it another run, both values, and why it may never change."""
     changeable, optimization = {key.name for key in keys_of(Recipe) if key.resumes}, now.get("optimization", {})
     if optimization.get("schedule") in ("linear", "cosine"):
         changeable.discard("optimization.max_updates")  # the learning rate depends on it
@@ -96,11 +96,11 @@ def changed_keys(earlier: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple
     for name in values | then:
         both, reason = (then.get(name), values.get(name)), None
         if name.startswith("tokenizer."):
-            reason = "the weights know no other tokenizer"
+            reason = "the weights fit only that tokenizer"
         elif name == "optimization.optimizer" and {*both} != {"adam", "adamw"}:
-            reason = "no other optimizer can go on with its state"
+            reason = "another optimizer cannot continue with its state"
         elif name == "optimization.beta1" and optimization.get("optimizer") == "schedule_free":
-            reason = "the average of the weights is made with it"
+            reason = "the averaged weights depend on it"
         if both[0] != both[1] and not f"{name}.".startswith(sections):
             yield name, *both, reason
 
@@ -115,7 +115,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
-    """Make and lock the folder; with `overwrite` an earlier run's is renamed first."""
+    """Make and lock the folder; with `overwrite`, rename an earlier run's folder first."""
     folder = folder.resolve()  # a link stays, and its target is renamed
     with contextlib.ExitStack() as locks:
         _make_and_lock(folder, locks)
@@ -130,7 +130,7 @@ def folder_of_run(folder: Path, overwrite: bool = False) -> Iterator[None]:
             logger.info("the earlier run in %s is now in %s", folder, aside)
             _make_and_lock(folder, locks)
         for path in [*folder.iterdir()] if _holds_leftovers(folder) else ():
-            remove(path)  # the tokenizer may be of other data
+            remove(path)  # the tokenizer may belong to other data
         yield
 
 
@@ -149,5 +149,5 @@ def _make_and_lock(folder: Path, locks: contextlib.ExitStack) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            must = "be a folder of its own"
+            must = "not be in use"
             raise ValueError(f"`output` must {must}, but another run is writing into {folder}.") from None

@@ -1,4 +1,4 @@
-"""HeedSeq2SeqTrainer's micro-batches of an epoch, and its predictions without padding."""
+"""HeedSeq2SeqTrainer's micro-batches in an epoch, and its predictions without padding."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def without_labels(batch: Tensors) -> Tensors:
 
 
 def with_a_column(batch: Mapping[str, Any], config: PreTrainedConfig) -> Tensors:
-    """Return a collated batch with one column of padding where all rows of a side are empty."""
+    """Return a collated batch, with one column of padding if all rows on a side are empty."""
     held = {name: values for name, values in batch.items() if values is not None}
     fillers = {"input_ids": config.pad_token_id or 0, "attention_mask": 0, "labels": IGNORED_LABEL}
     for name, filler in (fillers | {"decoder_input_ids": getattr(config, "decoder_start_token_id", 0) or 0}).items():
@@ -36,15 +36,15 @@ def with_a_column(batch: Mapping[str, Any], config: PreTrainedConfig) -> Tensors
 
 
 def collate_micro_batch(collate: Callable[[list[Any]], Tensors], rows: list[Any]) -> Tensors:
-    """Make tensors of the rows of a micro-batch; the labels of an `EmptyBatch` are ignored."""
+    """Make tensors from a micro-batch's rows; an `EmptyBatch` gets ignored labels."""
     batch = collate(list(rows))
     return without_labels(batch) if isinstance(rows, EmptyBatch) else batch
 
 
 class MicroBatches(Dataset[Any]):
-    """The micro-batches of all processes, `parts` an update; `plan` lists the rows of each for an epoch.
+    """The micro-batches of all processes, `parts` per update; `plan` lists each one's rows for an epoch.
 
-    The number `epoch × len + place` of a micro-batch carries the epoch to worker processes.
+    A micro-batch's number, `epoch × len + place`, carries the epoch to worker processes.
     """
 
     def __init__(self, rows: Sequence[Any], plan: Callable[[int], list[list[int]]], parts: int, filler: int):
@@ -56,7 +56,7 @@ class MicroBatches(Dataset[Any]):
         return self.length
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        """Return the rows of one micro-batch; `numbers` has one element."""
+        """Return one micro-batch's rows; `numbers` has one element."""
         ((epoch, place),) = (divmod(number, self.length) for number in numbers)
         if epoch != self.epoch:
             self.epoch, self.batches = epoch, self.plan(epoch)
@@ -66,10 +66,10 @@ class MicroBatches(Dataset[Any]):
 
 @dataclass
 class Epoch(Sampler[int]):
-    """The numbers of an epoch's micro-batches, in order."""
+    """An epoch's micro-batch numbers, in order."""
 
     size: int  # in micro-batches
-    number: Callable[[], int]  # of the epoch
+    number: Callable[[], int]  # the epoch's
 
     def __len__(self) -> int:
         return self.size
@@ -87,7 +87,7 @@ def is_list(rows: object) -> TypeGuard[Sequence[Any]]:
 def micro_batches(
     rows: Sequence[Any], args: Seq2SeqTrainingArguments, tokens_per_update: int | None, buckets_per_update: int
 ) -> MicroBatches:
-    """Plan updates of equally many pairs, or of `tokens_per_update`."""
+    """Plan updates with equally many pairs, or with `tokens_per_update`."""
     parts = args.gradient_accumulation_steps * args.world_size
     seed = args.seed if args.data_seed is None else args.data_seed
     if tokens_per_update is None:
@@ -97,9 +97,9 @@ def micro_batches(
     try:
         lengths = np.array([(len(row["input_ids"]), len(row["labels"])) for row in rows])  # (rows, 2)
     except (KeyError, TypeError, IndexError) as error:
-        must = "have rows with `input_ids` and `labels` with `tokens_per_update`, which counts their tokens"
+        must = "have rows with `input_ids` and `labels`, because `tokens_per_update` counts their tokens"
         kind = type(rows[0]).__name__
-        raise ValueError(f"`train_dataset` must {must}, but a row of it is {kind} without them instead.") from error
+        raise ValueError(f"`train_dataset` must {must}, but has a row of type {kind} without them instead.") from error
     source, target = lengths.T
     updates = UpdateBatches(source, target, BatchingSettings(tokens_per_update, buckets_per_update, seed))
     plan = partial(_batches_of_tokens, updates, lengths, parts)
@@ -119,15 +119,15 @@ def _batches_of_tokens(updates: UpdateBatches, lengths: np.ndarray, parts: int, 
 
 
 def divide_update(update: list[list[int]], lengths: np.ndarray, parts: int) -> list[list[int]]:
-    """Divide an update's row numbers by `(rows, 2)` lengths into micro-batches of equal tokens."""
+    """Divide an update's row numbers by `(rows, 2)` lengths into micro-batches with equal tokens."""
     buckets = sorted_lengths(update, lengths[:, 0], lengths[:, 1])
-    if len(buckets) > parts:  # else they stay apart
+    if len(buckets) > parts:  # otherwise they stay apart
         buckets = [sorted((row for bucket in buckets for row in bucket), key=by_length)]
     return [[row for _, _, row in part] for (part,) in assign(buckets, [1] * len(buckets), 1, parts)]
 
 
 def without_padding(tokens: torch.Tensor, prompt: int, pads: list[int | None], ends: list[int | None]) -> torch.Tensor:
-    """Put -100 after the end of each of `(batch, length)` generated tokens, and cut them to the longest."""
+    """Put -100 after each end in `(batch, length)` generated tokens, and cut them to the longest."""
     is_pad, is_end = (torch.isin(tokens, tokens.new_tensor([i for i in ids if i is not None])) for ids in (pads, ends))
     is_end[:, :prompt] = False  # an end token there does not end the sentence
     places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)

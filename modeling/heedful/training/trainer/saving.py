@@ -23,12 +23,12 @@ NEEDED = ("trainer_state.json", "optimizer.pt", "scheduler.pt")
 
 
 class WholeCheckpoints(SharedUpdates):
-    """The part of a trainer that saves, resumes and pushes."""
+    """The trainer's methods that save, resume and push."""
 
     _is_saving = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as Seq2SeqTrainer does; with `resume_from_checkpoint=True` from the newest whole checkpoint on."""
+        """Train like Seq2SeqTrainer; `resume_from_checkpoint=True` resumes from the newest whole checkpoint."""
         path: Any = self._checked(resume_from_checkpoint) if resume_from_checkpoint else None
         return super().train(path, *args, **kwargs)
 
@@ -41,7 +41,7 @@ class WholeCheckpoints(SharedUpdates):
                     path = checkpoint_to_resume(Path(self.args.output_dir))
                 else:
                     check_checkpoint(path)
-                if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # which write other files
+                if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):  # they write other files
                     check_is_complete(path, needed)
             except ValueError as failure:
                 error = str(failure)
@@ -59,7 +59,7 @@ class WholeCheckpoints(SharedUpdates):
         return str(Path(folder) / UNFINISHED) if self._is_saving else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a whole checkpoint, then push and delete as Trainer does."""
+        """Write a whole checkpoint, then push and delete like Trainer."""
         finite = (bool(local_shard(parameter.detach()).isfinite().all()) for parameter in model.parameters())
         self._stop_if(not all(finite), "a weight is not finite")
         folder = Path(self._get_output_dir(trial))
@@ -79,7 +79,7 @@ class WholeCheckpoints(SharedUpdates):
                 if self._stream is not None:
                     self._stream.save(written, self.state.global_step)
                 finish_checkpoint(written, path)
-        except Exception as error:  # on a full disk each library raises another type
+        except Exception as error:  # on a full disk, libraries raise different types
             if self.args.should_save:
                 remove(written.parent)
             raise OSError(f"{path} could not be written: {error}. Earlier checkpoints are unharmed.") from error
@@ -93,7 +93,7 @@ class WholeCheckpoints(SharedUpdates):
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # Tied weights are saved once, so Trainer takes the other names of them for missing.
+        # Tied weights are saved once, so Trainer takes their other names for missing.
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
         super()._issue_warnings_after_load(load_result)
@@ -118,7 +118,7 @@ class WholeCheckpoints(SharedUpdates):
 
 
 def finish_checkpoint(written: Path, path: Path) -> None:
-    """Move a written checkpoint to its path, in place of an earlier one."""
+    """Move a written checkpoint to its path, and replace an earlier one."""
     checkpoints.write_manifest(written)
     if path.exists():
         path.rename(written.with_name("replaced"))
@@ -149,16 +149,16 @@ def checkpoint_to_resume(folder: Path) -> Path:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Refuse a damaged checkpoint; one of another trainer has no manifest to check."""
+    """Refuse a damaged checkpoint; another trainer's checkpoint has no manifest to check."""
     if path.is_dir() and not (path / MANIFEST).exists():
         logger.warning(f"{path} has no {MANIFEST}, so that its files cannot be checked.")
     elif (damage := find_damage(path)) is not None:
-        found = f"{path} is damaged ({damage}): with True, the newest whole one is taken"
+        found = f"{path} is damaged ({damage}): True takes the newest whole one"
         raise ValueError(f"`resume_from_checkpoint` must name a whole checkpoint, but {found}.")
 
 
 def check_is_complete(path: Path, needed: Sequence[str]) -> None:
-    """Refuse a checkpoint without the files that training needs besides the weights."""
+    """Refuse a checkpoint without the files that training needs, in addition to the weights."""
     if missing := [name for name in needed if not (path / name).is_file()]:
         found = f"{path} lacks {', '.join(missing)} (`save_only_model` leaves them out)"
         raise ValueError(f"`resume_from_checkpoint` must name a checkpoint with {', '.join(needed)}, but {found}.")

@@ -1,4 +1,4 @@
-"""The settings that HeedSeq2SeqTrainer refuses, as a table."""
+"""Settings that HeedSeq2SeqTrainer refuses, as a table."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -10,8 +10,8 @@ from heedful.messages_heed import wrong
 from heedful.training.trainer.batches import is_list
 
 BY_LENGTH = "(`tokens_per_update` groups by length without changing the updates)"
-OWN_LOSS = "(a loss of your own goes into the model's class: override its `loss`; docs/guides/own_model.md)"
-# When a rule holds, the setting, its right values, and their words in the message.
+OWN_LOSS = "(put your own loss into the model's class: override its `loss`; docs/guides/own_model.md)"
+# For each rule: when it holds, the setting, its right values, and their words in the message.
 RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("always", "compute_loss_func", (None,), f"None {OWN_LOSS}"),
     ("always", "accelerator_config.even_batches", (True,), "True"),
@@ -19,8 +19,8 @@ RULES: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("always", "accelerator_config.dispatch_batches", (False, None), "False"),
     ("always", "auto_find_batch_size", (False,), "False, because it changes the updates"),
     ("always", "dataloader_drop_last", (False,), "False, because it drops pairs"),
-    ("always", "dataloader_in_order", (True,), "True, because the updates must not depend on the speed of workers"),
-    ("always", "length_column_name", ("length",), "length, because no strategy reads lengths from a column"),
+    ("always", "dataloader_in_order", (True,), "True, because the updates must not depend on workers' speed"),
+    ("always", "length_column_name", ("length",), "length, because no strategy uses a column of lengths"),
     ("always", "use_liger_kernel", (False,), "False, because Liger has no encoder-decoders and replaces the loss"),
     ("always", "eval_use_gather_object", (False,), "False, because predictions are tensors"),
     ("always", "label_names", (None, ["labels"]), "None"),

@@ -1,4 +1,4 @@
-"""The updates of HeedSeq2SeqTrainer: the same for any number of processes, and found again at resume."""
+"""HeedSeq2SeqTrainer's updates: the same for any number of processes, and after a resume."""
 
 import inspect
 import json
@@ -24,20 +24,20 @@ logger = logging.get_logger(__name__)
 
 FILE = "stream.json"  # in a checkpoint
 
-Count = torch.Tensor | int | None  # of the labels of an update
+Count = torch.Tensor | int | None  # the number of an update's labels
 
 
 class StreamedBatches(IterableDataset[Tensors]):
-    """One process's share of a stream that all processes read; `copies` of them have the same share."""
+    """One process's share in a stream that all processes read; `copies` processes have the same share."""
 
     def __init__(self, batches: DataLoader[Any], parts: int, copies: int, accelerator: Accelerator):
         self.batches, self.rows, self.accelerator = batches, batches.dataset, accelerator
         self.processes, self.process = accelerator.num_processes // copies, accelerator.process_index // copies
         self.parts = parts * self.processes
         self.epoch, self.is_over = 0, False  # `is_over`: the epoch has no further update
-        self.first_update: int | None = None  # the number of finished updates when the epoch began
-        self.marks: list[float] = []  # the sums of all labels of this epoch up to each update
-        self.expected: dict[str, Any] = {}  # the place where the resumed run stopped
+        self.first_update: int | None = None  # finished updates when the epoch began
+        self.marks: list[float] = []  # label sums in this epoch up to each update
+        self.expected: dict[str, Any] = {}  # where the resumed run stopped
         self.left_over: list[Tensors] = []  # at an epoch's end, for the next epoch's first update
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class StreamedBatches(IterableDataset[Tensors]):
         if not read:
             raise ValueError(f"`train_dataset` must hold at least one pair, but is empty in epoch {self.epoch + 1}.")
         if size not in (None, read):
-            must = f"have the length that it says, which is {size} batches"
+            must = f"have {size} batches, its length"
             raise wrong("train_dataset", must, "more" if read > size else read, verb="has")
         if update and size is not None:
             self._note(update)
@@ -90,37 +90,37 @@ class StreamedBatches(IterableDataset[Tensors]):
         self.marks.append(sum(self.marks[-1:]) + mark)
         place = {"epoch": self.epoch, "updates": len(self.marks)}
         if self.expected.items() >= place.items() and self.expected["labels"] != self.marks[-1]:
-            must = "be a stream that gives the pairs of the run that is resumed once more, in updates of as many"
-            advice = "give its shuffling a seed, or begin again at its start with `ignore_data_skip`"
-            raise ValueError(f"`train_dataset` must {must}, but gives others in epoch {self.epoch + 1}: {advice}.")
+            must = "repeat the resumed run's pairs, in updates of the same size"
+            advice = "seed its shuffling, or start it again with `ignore_data_skip`"
+            raise ValueError(f"`train_dataset` must {must}, but has others in epoch {self.epoch + 1}: {advice}.")
 
     def _check_agreement(self, mark: float) -> None:
         if self.accelerator.num_processes == 1:
             return
         marks = self.accelerator.gather(torch.tensor([mark], dtype=torch.float64, device=self.accelerator.device))
         if (marks != marks[0]).any():
-            must = "be a stream that gives the same pairs in every process, but gives others in one"
-            advice = "do not split it between them (this trainer does that), and give its shuffling a seed"
+            must = "have the same pairs in every process, but has others in one"
+            advice = "do not split it (this trainer does that), and seed its shuffling"
             raise ValueError(f"`train_dataset` must {must}: {advice}.")
 
     def save(self, folder: Path, finished: int) -> None:
-        """Write the stream's place after `finished` updates of the run into a checkpoint."""
+        """Write the stream's place after the run's `finished` updates into a checkpoint."""
         updates = 0 if self.first_update is None else finished - self.first_update
         labels = self.marks[updates - 1] if updates else None
         place = {"epoch": self.epoch, "updates": updates, "labels": labels, "is_over": self.is_over}
         (folder / FILE).write_text(json.dumps(place))
 
     def seek(self, checkpoint: Path, finished: int, updates_per_epoch: int) -> tuple[int, int]:
-        """Return the epoch of the update after `finished` ones, and the finished updates of that epoch."""
+        """Return the epoch after `finished` updates, and its finished updates."""
         if not (checkpoint / FILE).is_file():
-            found = f"{checkpoint} does not; `ignore_data_skip` begins again at the start of the stream"
-            must = f"hold {FILE} where `train_dataset` is a stream"
+            found = f"{checkpoint} does not; `ignore_data_skip` starts the stream again"
+            must = f"hold {FILE} if `train_dataset` is a stream"
             raise ValueError(f"`resume_from_checkpoint` must {must}, but {found}.")
         self.expected = json.loads((checkpoint / FILE).read_text())
         epoch, updates = self.expected["epoch"], self.expected["updates"]
         if self.expected["is_over"] or updates == updates_per_epoch:
             epoch, updates = epoch + 1, 0
-        for earlier in range(0 if has_length(self) else epoch):  # for their left-over batches
+        for earlier in range(0 if has_length(self) else epoch):  # to get their left-over batches
             self.set_epoch(earlier)
             for _ in self._updates():
                 pass
@@ -130,7 +130,7 @@ class StreamedBatches(IterableDataset[Tensors]):
 
 
 class SharedUpdates(Seq2SeqTrainer):
-    """The part of a trainer that reads its data."""
+    """The trainer's methods that load its data."""
 
     # transformers' own annotations are narrower (model) or wider (arguments).
     args: Any
@@ -143,7 +143,7 @@ class SharedUpdates(Seq2SeqTrainer):
         """Return this process's micro-batches, equally many in every process."""
         rows, self._stream = self.train_dataset, None
         if rows is None:
-            return super().get_train_dataloader()  # which says that it is missing
+            return super().get_train_dataloader()  # it reports the missing dataset
         if not is_list(rows):
             return self._loader_of_stream(rows)
         if not len(rows):
@@ -166,7 +166,7 @@ class SharedUpdates(Seq2SeqTrainer):
         return {"collate_fn": partial(of_lists.collate_micro_batch, collate), **settings}
 
     def _loader_of_stream(self, rows: object) -> DataLoader[Any]:
-        """Return this process's micro-batches of a stream, which every process reads whole."""
+        """Return this process's micro-batches from a stream; every process reads the whole stream."""
         if self.tokens_per_update is not None:
             raise ValueError("`train_dataset` must have a length with `tokens_per_update`, but has none.")
         if not isinstance(rows, IterableDataset):
@@ -174,10 +174,10 @@ class SharedUpdates(Seq2SeqTrainer):
         args, copies = self.args, self.get_tp_size()
         loading = self._loading() | {"num_workers": min(1, args.dataloader_num_workers)}
         if args.dataloader_num_workers > 1:
-            logger.warning("One worker reads a stream (`dataloader_num_workers`): of several each would read it all.")
+            logger.warning("Only one of `dataloader_num_workers` reads a stream: several would each read it all.")
         batches = DataLoader(rows, batch_size=args.per_device_train_batch_size, **loading)
         self._stream = StreamedBatches(batches, args.gradient_accumulation_steps, copies, self.accelerator)
-        # A generator of its own leaves the random numbers of dropout as they are.
+        # Its own generator leaves dropout's random numbers as they are.
         own = {"collate_fn": lambda batch: batch, "generator": torch.Generator(), "device": self.accelerator.device}
         return cast("DataLoader[Any]", DataLoaderShard(self._stream, batch_size=None, **own))
 
@@ -195,7 +195,7 @@ class SharedUpdates(Seq2SeqTrainer):
         return epoch, updates * self.args.gradient_accumulation_steps
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Tensors], Count]:
-        """Return the micro-batches of an update and the number of their labels."""
+        """Return an update's micro-batches and number of labels."""
         batches, count = super().get_batch_samples(*args, **kwargs)
         if (stream := self._stream) is not None:
             stream.is_over = not batches

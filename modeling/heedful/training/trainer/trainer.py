@@ -39,24 +39,24 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
 
-    - Loss and gradient: the summed cross-entropy is divided by the labels of the whole update, over all micro-batches
-      and processes. `label_smoothing_factor`, unless it is 0, replaces a Heed model's `config.label_smoothing`.
-    - Updates: every pair comes once in an epoch. The order follows from the seed and the epoch alone, so a resumed run
-      has the same updates on any number of processes, as long as an update has as many pairs (or tokens). A stream
-      keeps its own order; every process reads it and takes its share.
+    - Loss and gradient: the summed cross-entropy is divided by the whole update's labels, over all micro-batches and
+      processes. `label_smoothing_factor`, unless it is 0, replaces a Heed model's `config.label_smoothing`.
+    - Updates: every pair comes once per epoch. Seed and epoch decide the order, so a resumed run has the same updates
+      on any number of processes, if an update still has as many pairs (or tokens). A stream keeps its order; every
+      process reads it and takes its share.
     - Checkpoints: written whole, with checksums; the newest whole one is resumed. A push includes the model's code.
     - `eval_loss`: the mean over all labels of the plain cross-entropy, or of your own loss, if the model's class
-      overrides `loss`, or `forward` with `num_items_in_batch`. The pairs of a batch then share their mean.
-    - Predictions: one for each pair, in the order of the dataset, the same in every process, padded with -100 only.
+      overrides `loss`, or `forward` with `num_items_in_batch`. The pairs of one batch then share their mean.
+    - Predictions: one for each pair, in the dataset's order, the same in every process, padded with -100 only.
       `include_for_metrics=["loss"]` gives `compute_metrics` the loss of every pair.
-    - A loss or a weight that is not finite stops all processes with an error before the weights change or are saved.
+    - A loss or weight that is not finite stops all processes with an error before weights change or are saved.
     - Special ids and lengths that `generation_config` lacks come from the model.
 
     Args:
         args: Arguments of Seq2SeqTrainer.
-        tokens_per_update: The padded tokens of one update; replaces `per_device_train_batch_size`. They are divided
+        tokens_per_update: The padded tokens per update; replaces `per_device_train_batch_size`. They are divided
             among `gradient_accumulation_steps × processes` micro-batches.
-        buckets_per_update: The number of groups of pairs of similar length in an update; see `UpdateBatches`.
+        buckets_per_update: The number of groups of similarly long pairs in an update; see `UpdateBatches`.
         kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`; with it, or with a
             tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` by default.
 
@@ -88,7 +88,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self._computes_own_loss = _counts_labels(self._plain_model)
         self._complete(self.model, own_generation)
         self._check_tokenizer()
-        self.model_accepts_loss_kwargs = True  # asks Trainer to count the labels of every update
+        self.model_accepts_loss_kwargs = True  # makes Trainer count every update's labels
         self._own_loss_is_checked = False
         self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
@@ -115,7 +115,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if own is None or self.args.generation_config is None:
             return
         settings = self.load_generation_config(self.args.generation_config)
-        # Without an end token generation goes on to its limit; without a length it stops after 20 tokens.
+        # Without an end token, generation continues to its limit; without a length, it stops after 20 tokens.
         has_length = settings.max_length is not None or settings.max_new_tokens is not None
         for name in SPECIAL_IDS if has_length else (*SPECIAL_IDS, "max_length", "max_new_tokens"):
             if getattr(settings, name) is None:
@@ -123,7 +123,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         model.generation_config = settings
 
     def _check_tokenizer(self) -> None:
-        """Warn if one of two tokenizers would not be saved; raise if the folder has the target's of another model."""
+        """Warn if one of two tokenizers would not be saved; raise if the folder has another model's target one."""
         config = unwrap_peft_model(self.model).config
         has_two = getattr(config, "decoder_vocab_size", None) not in (None, config.vocab_size)
         has_two |= (Path(config.name_or_path or "") / TARGET_FOLDER).is_dir()
@@ -140,7 +140,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     def compute_loss(
         self, model: Any, inputs: Tensors, return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
-        """Return the cross-entropy in nats per label of the whole update, and maybe the outputs."""
+        """Return the whole update's cross-entropy in nats per label, and maybe the outputs."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
@@ -148,7 +148,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if num_items_in_batch is None or not model.training:
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
         if self._computes_own_loss and (model.training or has_own(self._plain_model, *OWN_LOSS)):
-            # If the outputs are asked for, or `forward` is a user's, the logits may be read.
+            # If the caller wants outputs, or `forward` is a user's, the logits may be used.
             is_read = return_outputs or has_own(self._plain_model, "forward")
             if not is_read and isinstance(self._plain_model, OutputLayer):
                 inputs = inputs | {"logits_to_keep": torch.arange(0)}
@@ -171,17 +171,17 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 total = losses.sum()
             loss = total / num_items_in_batch
         if model.training:
-            # DDP averages the gradients of the processes, and the loss of the update is their sum.
+            # DDP averages the processes' gradients, but the update's loss is their sum.
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, outputs) if return_outputs else loss
 
     def _keep_row_losses(self, losses: torch.Tensor, counts: torch.Tensor) -> None:
-        """Keep all processes' `(B)` summed losses of pairs, and their numbers of labels."""
+        """Keep all processes' summed losses `(B)` per pair, and their numbers of labels."""
         rows = torch.stack([losses.detach().float(), counts.float()], dim=1)  # (B, 2)
         self._row_losses.append(self.accelerator.gather_for_metrics(rows))
 
     def training_step(self, model: Any, inputs: Tensors, num_items_in_batch: Count = None) -> torch.Tensor:
-        """Add a micro-batch's gradient; after an update's last one check that the loss is finite."""
+        """Add a micro-batch's gradient; after an update's last micro-batch, check that the loss is finite."""
         if isinstance(model, DistributedDataParallel) and model is not self._settled_model:
             self._settle_buckets(model, inputs, num_items_in_batch)
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -200,7 +200,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if model.find_unused_parameters:  # it never builds other buckets
             return
         is_last, device = model.require_backward_grad_sync, self.args.device
-        model.require_backward_grad_sync = True  # it is False in the first of several micro-batches
+        model.require_backward_grad_sync = True  # it is False in the first micro-batches
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"):
             super().training_step(model, dict(inputs), count)
         model.require_backward_grad_sync = is_last
@@ -217,14 +217,14 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
 
     @torch.no_grad()
     def _check_own_loss(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
-        """Refuse a model whose own loss has further terms, such as a router's: they would be left out."""
+        """Refuse a model whose own loss has more terms, such as a router's: they would be left out."""
         if not (count := (labels != IGNORED_LABEL).sum()):
             return
         logits, own = outputs["logits"], outputs["loss"].float()
         ours = smoothed_cross_entropy(logits, labels, 0.0) / count
         if own.isfinite() and not torch.allclose(ours, own, rtol=1e-5 if logits.dtype == torch.float32 else 1e-2):
-            found = f"{type(self.model).__name__} has the loss {own:.6f} where that is {ours:.6f}"
-            must = "be trained with the cross-entropy of its labels alone"
+            found = f"{type(self.model).__name__} has the loss {own:.6f} instead of {ours:.6f}"
+            must = "be trained only with its labels' cross-entropy"
             way = "let its `forward` divide by `num_items_in_batch`, or use transformers' Seq2SeqTrainer"
             raise ValueError(f"`model` must {must}, but {found}: {way}.")
         self._own_loss_is_checked = True
@@ -232,14 +232,14 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     # Evaluation
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset[Any] | None = None) -> DataLoader[Any]:
-        """Return the batches of an evaluation dataset; if one is given, its own even if workers persist."""
+        """Return the batches of an evaluation dataset; a given dataset gets its own, even if workers persist."""
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             return self.get_test_dataloader(eval_dataset)
         self.eval_dataset = _listed(self.eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the batches of a dataset that is given."""
+        """Return the given dataset's batches."""
         return super().get_test_dataloader(_listed(test_dataset))
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -265,7 +265,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     def _compute_with_losses(
         self, compute_metrics: Callable[..., dict[str, Any]], results: EvalPrediction, **kwargs: Any
     ) -> dict[str, Any]:
-        """Compute metrics with the loss of every pair; Trainer would repeat the mean of a batch."""
+        """Compute metrics with the loss of every pair; Trainer would repeat each batch's mean."""
         by_batch = self.args.batch_eval_metrics
         losses, labels = torch.cat(self._row_losses[-1:] if by_batch else self._row_losses).T
         means: Any = losses / labels.clamp(min=1)
@@ -275,7 +275,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     def prediction_step(
         self, model: Any, inputs: Tensors, prediction_loss_only: bool, ignore_keys: Any = None, **gen_kwargs: Any
     ) -> tuple[Any, Any, Any]:
-        """Return loss, predictions and labels of one batch, padded with -100."""
+        """Return one batch's loss, predictions and labels, padded with -100."""
         inputs = with_a_column(inputs, self._plain_model.config)
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **gen_kwargs)
@@ -283,7 +283,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         if labels is not None:
             loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
             given, dropped = inputs.get("decoder_input_ids"), {"labels"}
-            if given is not None and given.shape == labels.shape:  # a collator has made them from the labels
+            if given is not None and given.shape == labels.shape:  # a collator made them from the labels
                 dropped |= {"decoder_input_ids", "decoder_attention_mask"}
             inputs = {name: value for name, value in inputs.items() if name not in dropped}
         _, tokens, _ = super().prediction_step(model, inputs, False, ignore_keys, **gen_kwargs)
@@ -303,7 +303,7 @@ def _counts_labels(model: Any) -> bool:
 
 
 def _listed(rows: Any) -> Any:
-    """Return the rows as lists: only known numbers are divided evenly, and all predictions fill memory anyway."""
+    """Return rows as lists: only known numbers are divided evenly, and all predictions fill memory anyway."""
     if isinstance(rows, dict):
         return {name: _listed(each) for name, each in rows.items()}
     return rows if rows is None or is_list(rows) else list(rows)

@@ -1,4 +1,4 @@
-"""The compiled step: a model between its embeddings and the loss, compiled where it pays."""
+"""The compiled step: a model from its embeddings to the loss, compiled if it pays."""
 
 import logging
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from heedful.training.updates.model_size import operations_of_pairs, peak_operat
 
 logger = logging.getLogger(__name__)
 
-LONG_ENOUGH = 300.0  # seconds of a run: compiling takes a minute, and saves up to a third
-# The least seconds of an update, and its share of the card's peak.
+LONG_ENOUGH = 300.0  # seconds in a run: compiling takes a minute, and saves up to a third
+# An update's least seconds, and its share of the card's peak.
 LAUNCHES, UNCOMPILED_SHARE = 0.03, 0.15
-UNKNOWN_PEAK = 1e14  # operations a second, of a card that the table lacks
-GRAPHS_BELOW = 4e12  # operations of a micro-batch, 10 ms of a large card, which would wait for launches
+UNKNOWN_PEAK = 1e14  # operations per second, for a card that the table lacks
+GRAPHS_BELOW = 4e12  # operations in a micro-batch, 10 ms on a large card, which would wait for launches
 
 
 class CompiledBody:
-    """A compiled `HeedModel` for any number of rows and tokens, or a CUDA graph of each shape."""
+    """A compiled `HeedModel` for any number of rows and tokens, or with a CUDA graph for each shape."""
 
     def __init__(self, model: HeedModel, uses_graphs: bool = False):
         self._model, self.uses_graphs = model, uses_graphs
@@ -43,7 +43,7 @@ class CompiledBody:
 
     def __call__(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor, **kwargs: Any) -> Seq2SeqModelOutput:
         """Return the model's output for ids and other arguments of its `forward`."""
-        # The compiled gradient of embeddings would be added up in no fixed order.
+        # The compiled gradient of embeddings would be summed in no fixed order.
         kwargs["inputs_embeds"] = self._model.encoder.embed_tokens(input_ids)
         kwargs["decoder_inputs_embeds"] = self._model.decoder.embed_tokens(decoder_input_ids)
         if self.uses_graphs:
@@ -54,11 +54,11 @@ class CompiledBody:
 def body_of(
     model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator, is_sharded: bool, packs: bool
 ) -> CompiledBody | None:
-    """Return a recipe's compiled body, or log why there is none and return `None`."""
+    """Return a recipe's compiled body, or log why it has none and return `None`."""
     is_checkpointed = model.config.model_type == "heed" and model.model.encoder.gradient_checkpointing
-    foreign = None if runs_known_code(model) else "code that is not Heedful's runs within the model"
+    foreign = None if runs_known_code(model) else "the model contains code from outside Heedful"
     obstacle = check_compile(settings, model.config, is_checkpointed, "weights are sharded" if is_sharded else foreign)
-    padded = "rows are padded, and masks of every width want programs of their own"  # as on the CPU, too
+    padded = "rows are padded, and every mask width needs its own program"  # as on the CPU, too
     reason = obstacle or (_why_too_short(model, settings, accelerator) if packs else padded)
     if settings.compile == "auto" and reason is not None:
         logger.info("the step is not compiled: %s", reason)
@@ -66,27 +66,27 @@ def body_of(
     # Rows end to end have few shapes.
     is_small = operations_of_pairs(model, *[settings.micro_batch_tokens / 2] * 2) < GRAPHS_BELOW
     uses_graphs = packs and is_small and accelerator.num_processes == 1
-    logger.info("the step is compiled%s, which takes a minute or so", " into CUDA graphs" if uses_graphs else "")
+    logger.info("the step is compiled%s, which takes about a minute", " into CUDA graphs" if uses_graphs else "")
     return CompiledBody(model.model, uses_graphs)
 
 
 def check_compile(
     settings: OptimizationRecipe, config: PreTrainedConfig, is_checkpointed: bool, obstacle: str | None = None
 ) -> str | None:
-    """Return why a model cannot be compiled; if the recipe asks for it all the same, raise a `ValueError`."""
+    """Return why a model cannot be compiled; raise a `ValueError` if the recipe demands it anyway."""
     if config.model_type != "heed":
-        obstacle = "the model is recurrent, whose program grows with the length of its sentences"
+        obstacle = "the model is recurrent, so its program grows with the sentences' length"
     elif is_checkpointed:
         obstacle = "`model.activation_checkpointing` is true"
     elif config.position_encoding not in PACKED_ENCODINGS:
-        obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks vectors up within"
+        obstacle = f"`model.options.position_encoding` is {config.position_encoding}, which looks up vectors inside"
     is_met = settings.compile is not True or obstacle is None
-    settings.require(is_met, "compile", f"be auto or false where {obstacle}")
+    settings.require(is_met, "compile", f"be auto or false if {obstacle}")
     return obstacle
 
 
 def _why_too_short(model: TrainableModel, settings: OptimizationRecipe, accelerator: Accelerator) -> str | None:
-    """Return why a run is too short to be compiled; `None` if it is long or its end is unknown."""
+    """Return why a run is too short for compiling; `None` if it is long or its end is unknown."""
     seconds = [settings.max_minutes * 60] if settings.max_minutes is not None else []
     if settings.max_updates is not None:
         speed = UNCOMPILED_SHARE * (peak_operations(accelerator.device) or UNKNOWN_PEAK) * accelerator.num_processes
@@ -94,4 +94,4 @@ def _why_too_short(model: TrainableModel, settings: OptimizationRecipe, accelera
         seconds.append(settings.max_updates * max(LAUNCHES, per_update))
     if not seconds or min(seconds) >= LONG_ENOUGH:
         return None
-    return f"the run may take {min(seconds):,.0f} seconds, too few to make up for a minute of compiling"
+    return f"the run may take {min(seconds):,.0f} seconds, too few to repay a minute of compiling"

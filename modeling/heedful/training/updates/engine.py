@@ -1,4 +1,4 @@
-"""The steps of a run with whole (DDP) or sharded (FSDP2) weights, and their results."""
+"""A run's steps with whole (DDP) or sharded (FSDP2) weights, and their results."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner(torch.nn.Module):
-    """A module that returns a network's loss, because DDP and FSDP2 wrap the calls of modules only."""
+    """A module that returns a network's loss, because DDP and FSDP2 only wrap calls of modules."""
 
     def __init__(self, network: TrainableModel):
         super().__init__()
@@ -36,7 +36,7 @@ class Learner(torch.nn.Module):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:  # Accelerate asks a model for its layers and embeddings
+        except AttributeError:  # Accelerate looks for a model's layers and embeddings
             return getattr(super().__getattr__("network"), name)
 
     def forward(self, *arguments: Any) -> torch.Tensor:
@@ -45,11 +45,11 @@ class Learner(torch.nn.Module):
 
 
 class TrainingEngine:
-    """Takes the steps of a run: `accumulate`, `gradient_norm` and `step` together are one update.
+    """Takes a run's steps: `accumulate`, `gradient_norm` and `step` together are one update.
 
-    Every rank gives a model with the same weights. The attributes `model` and `optimizer` are wrapped by Accelerate;
+    Every rank gives a model with the same weights. Accelerate wraps the attributes `model` and `optimizer`;
     `parameters` are this rank's share. `body` replaces the model's own stacks. With `decides_on_device`, Python does
-    not wait to know whether a gradient is finite.
+    not wait for the check whether a gradient is finite.
     """
 
     def __init__(
@@ -66,28 +66,28 @@ class TrainingEngine:
         self.model, self.optimizer = self.accelerator.prepare(Learner(model), optimizer)
         self.parameters = list(self.model.parameters())
         if body is not None and body.uses_graphs:
-            # Otherwise the first gradients would lie in memory that a graph overwrites.
+            # Otherwise a graph would overwrite the first gradients' memory.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
 
     @property
     def network(self) -> TrainableModel:
-        """The model without its wrapping."""
+        """The model without wrapping."""
         learner: Learner = self.accelerator.unwrap_model(self.model)
         return learner.network
 
     def plain_network(self, device: torch.device | str) -> TrainableModel:
-        """Return a model of the same config that is neither wrapped nor sharded, with random weights."""
+        """Return a model with the same config, neither wrapped nor sharded, with random weights."""
         with torch.device(device):
             plain = self._kind(self._config)
         plain.generation_config = self._generation_config
         return plain
 
     def warm_up(self, row: Row) -> None:
-        """Compile the step and let DDP build its buckets by a row that is the same in every run.
+        """Compile the step and let DDP build its buckets from a row that is the same in every run.
 
-        Either depends on the first micro-batch and changes sums in their last bit, so that a resumed run would differ
-        from one that was never stopped. The gradient is thrown away.
+        Both depend on the first micro-batch and change the last bit of sums, so a resumed run would differ from one
+        that never stopped. The gradient is discarded.
         """
         try:
             if self.body is not None:  # not all-reduced: a single rank may lack memory or a compiler
@@ -95,23 +95,23 @@ class TrainingEngine:
                 self.accumulate(micro_batches, tokens=1, all_reduce=False)
         except Exception as error:
             is_too_large = isinstance(error, RuntimeError) and should_reduce_batch_size(error)
-            if not is_too_large:  # else the first update fails too, and may be divided
+            if not is_too_large:  # otherwise the first update fails too, and may be divided
                 self.body = None
-                logger.warning("training goes on uncompiled: its step cannot be compiled here: %s", first_line(error))
+                logger.warning("training goes on uncompiled: the step cannot be compiled here: %s", first_line(error))
         if isinstance(self.model, DistributedDataParallel):
-            # Two rows, because torch compiles a size of 1 apart.
+            # Two rows, because torch compiles size 1 separately.
             self.accumulate([MicroBatch(self.feed.tensors([row, row]))], tokens=1)
         self.discard()
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], tokens: int, all_reduce: bool = True) -> torch.Tensor:
-        """Add up the gradients of this rank's micro-batches, and all-reduce them with the last one.
+        """Add up this rank's micro-batch gradients, and all-reduce them with the last one.
 
-        Every rank must have equally many micro-batches; `tokens` are the target tokens of the whole update, on all
-        ranks. Returns this rank's sums in nats, `(3)`: the loss, and the shares of R-Drop and distillation.
+        Every rank must have equally many micro-batches; `tokens` are the whole update's target tokens, on all ranks.
+        Returns this rank's sums in nats, `(3)`: the loss, and the shares of R-Drop and distillation.
         """
         device = self.accelerator.device
         sums = torch.zeros(3, device=device)
-        # Entered here, autocast rounds each weight once for all micro-batches; FSDP2 rounds its shards itself.
+        # Here, autocast rounds each weight once for all micro-batches; FSDP2 rounds its shards itself.
         with nullcontext() if isinstance(self.model, FSDPModule) else self.accelerator.autocast():
             for number, micro_batch in enumerate(micro_batches, start=1):
                 batch, objective = self.feed.inputs(micro_batch)
@@ -127,12 +127,12 @@ class TrainingEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of this rank's part of the loss."""
-        # The all-reduce of DDP and FSDP2 is a mean, and the gradient a sum over the ranks.
+        # The all-reduce of DDP and FSDP2 is a mean, but the gradient is a sum over the ranks.
         self.accelerator.backward(loss * self.accelerator.num_processes)
 
     @property
     def _gradients(self) -> list[torch.Tensor]:
-        # Those of the same parameters on every rank, because each has had a micro-batch.
+        # From the same parameters on every rank, because each has had a micro-batch.
         return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def all_reduce(self) -> None:
@@ -145,14 +145,14 @@ class TrainingEngine:
             gradient.div_(torch.distributed.get_world_size())
 
     def gradient_norm(self, limit: float | None) -> torch.Tensor:
-        """Return the norm of the gradient over all ranks, and clip it to a limit."""
+        """Return the gradient norm over all ranks, and clip the gradient to a limit."""
         if limit is not None:
             return full_tensor(self.accelerator.clip_grad_norm_(self.parameters, limit))
         self.accelerator.unscale_gradients()
         return full_tensor(torch.nn.utils.get_total_norm(self._gradients))
 
     def step(self, rate: float, norm: torch.Tensor) -> None:
-        """Change the weights at a learning rate, if the norm is finite."""
+        """Change the weights with a learning rate, if the norm is finite."""
         set_learning_rate(self.optimizer, rate)
         if self.decides_on_device:
             # If this is 1, torch's fused optimizers change nothing.
@@ -165,11 +165,11 @@ class TrainingEngine:
         self.discard()
 
     def discard(self) -> None:
-        """Forget the gradients."""
+        """Discard the gradients."""
         self.optimizer.zero_grad(set_to_none=self.body is None or not self.body.uses_graphs)
 
     def weights_are_finite(self) -> bool:
-        """Return whether every weight of this rank is a number."""
+        """Return whether all weights on this rank are finite."""
         return all(bool(local_shard(weight).isfinite().all()) for weight in self.parameters)
 
     def weights(self, keep: bool) -> dict[str, torch.Tensor]:
@@ -194,14 +194,14 @@ class TrainingEngine:
         return {"state": complete, "param_groups": state["param_groups"]} if keep else {}
 
     def load(self, optimizer_state: dict[str, Any]) -> None:
-        """Take over an `optimizer_state`, from any number of ranks and any sharding."""
+        """Load an `optimizer_state`, from any number of ranks and any sharding."""
         parameters = self._optimized
         for number, values in optimizer_state["state"].items():
             whole = {name: value for name, value in values.items() if value.shape == parameters[number].shape}
             values |= {name: shard_like(value, parameters[number]) for name, value in whole.items()}
             if AVERAGED in values:
                 parameters[number].data.copy_(values.pop(AVERAGED))
-        # Betas and the like are the recipe's, which may change them.
+        # The recipe may change betas and the like.
         groups = self.optimizer.state_dict()["param_groups"]
         for group, saved in zip(groups, optimizer_state["param_groups"], strict=True):
             group |= {name: saved[name] for name in COUNTED if name in saved}
@@ -210,7 +210,7 @@ class TrainingEngine:
     @property
     def averages(self) -> bool:
         """Whether the optimizer averages weights, which are then validated and kept."""
-        return "weight_lr_power" in self.optimizer.param_groups[0]  # of schedule-free ones
+        return "weight_lr_power" in self.optimizer.param_groups[0]  # only schedule-free ones have it
 
     @property
     def _optimized(self) -> list[torch.Tensor]:
@@ -218,29 +218,29 @@ class TrainingEngine:
 
 
 class Result(NamedTuple):
-    """The result of an update on all ranks; losses are sums in nats."""
+    """An update's result on all ranks; losses are sums in nats."""
 
     update: int  # its number, from 1
     target_tokens: int
-    tokens: int  # of both sides
+    tokens: int  # on both sides
     loss: float  # the cross-entropy
     r_drop: float  # added to it
     distillation: float  # added to it
     padded_tokens: float
-    stopping_ranks: float  # that have received a signal
-    late_ranks: float  # whose time is up
+    stopping_ranks: float  # ranks that have received a signal
+    late_ranks: float  # ranks whose time is up
     gradient_norm: float  # if it is not finite, the weights have not changed
 
 
 class Results:
-    """Results in order, read several at once because a GPU has them late."""
+    """A queue of results, fetched in batches because a GPU has them late."""
 
     def __init__(self, accelerator: Accelerator):
         self._accelerator = accelerator
         self._waiting: deque[tuple[tuple[int, int, int], torch.Tensor]] = deque()
 
     def add(self, known: tuple[int, int, int], sums: torch.Tensor, own: tuple[float, ...], norm: torch.Tensor) -> None:
-        """Add an update's `Result` up to `tokens`, and start to sum up over the ranks its losses and `own`.
+        """Add an update's `Result` up to `tokens`, and start to sum its losses and `own` over the ranks.
 
         `own` is this rank's part of `padded_tokens`, `stopping_ranks` and `late_ranks`.
         """
@@ -254,7 +254,7 @@ class Results:
         self._waiting.append((known, torch.cat([values, norm.detach().to(device, kind).reshape(1)])))
 
     def read(self, keep: float = 0) -> list[Result]:
-        """Return the results of all updates but the last `keep`; here Python waits for the device."""
+        """Return all results except the last `keep`; here Python waits for the device."""
         ready = [self._waiting.popleft() for _ in range(len(self._waiting) - int(min(keep, len(self._waiting))))]
         read = torch.stack([values for _, values in ready]).tolist() if ready else []
         results = []

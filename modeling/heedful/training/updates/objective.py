@@ -1,4 +1,4 @@
-"""R-Drop and distillation, from all logits or, as in `loss_heed.py`, from those of a few tokens at once."""
+"""R-Drop and distillation, from all logits or, as in `loss_heed.py`, from a few tokens' logits at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from heedful.training.recipe import OptimizationRecipe
 class Objective:
     """R-Drop, token-level distillation, or both; it returns `(3)` sums: the loss, and the share of each.
 
-    *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice under other dropout, with predictions p and q:
+    *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice with different dropout and predictions p and q:
     CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that, so that a learning
     rate means the same as with one pass. The paper's α for translation is 5.
 
@@ -26,14 +26,14 @@ class Objective:
     the mean over both passes.
     """
 
-    alpha: float | None = None  # of R-Drop
-    weight: float | None = None  # of distillation, in batches with a teacher's tokens
+    alpha: float | None = None  # for R-Drop
+    weight: float | None = None  # for distillation, in batches with a teacher's tokens
     # The teacher's tokens at each label and their probabilities, which sum to 1: `(…, k)` each.
     teacher: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(cls, settings: OptimizationRecipe, config: PreTrainedConfig) -> "Objective | None":
-        """Return the settings' objective, `None` for the cross-entropy; R-Drop without dropout is a `ValueError`."""
+        """Return the settings' objective, `None` for cross-entropy; R-Drop without dropout raises a `ValueError`."""
         if settings.r_drop is None and settings.distillation is None:
             return None
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
@@ -43,7 +43,7 @@ class Objective:
 
     @property
     def passes(self) -> int:
-        """How often the rows of a batch pass, one pass after the other."""
+        """The number of passes over a batch's rows, one after the other."""
         return 1 if self.alpha is None else 2
 
     def of_batch(self, batch: Mapping[str, Any]) -> "tuple[dict[str, Any], Objective]":
@@ -53,11 +53,11 @@ class Objective:
         return others, replace(self, teacher=teacher)
 
     def at(self, places: torch.Tensor) -> "Objective":
-        """Return the objective of the labels at `(N)` places among all."""
+        """Return the objective for the labels at `(N)` places."""
         return replace(self, teacher=tuple(values.flatten(0, -2)[places] for values in self.teacher))
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
-        """Return the sums of `(passes · batch, length, V)` logits and their labels, -100 where there is none."""
+        """Return sums from `(passes · batch, length, V)` logits and their labels, which may be -100."""
         places = (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]
         log_p = logits.flatten(0, -2)[places].float().log_softmax(-1)  # (passes · N, V)
         r_drop = distillation = torch.zeros((), device=logits.device)
@@ -76,10 +76,10 @@ class Objective:
     def replace_by_gradient(
         self, logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the sums of `(passes · N, V)` logits and targets, and overwrite the logits by the loss's gradient.
+        """Return sums from `(passes · N, V)` logits and targets, and overwrite the logits by the loss's gradient.
 
-        With logits z, y at the label, and smoothing by (1 - w) ε_ls in place of ε_ls, what distillation adds to the
-        loss is w (y - Σ q z): log Σ exp(z) is in both cross-entropies. The gradient of the bias is added to `of_bias`.
+        With logits z, y at the label, and smoothing by (1 - w) ε_ls in place of ε_ls, distillation adds w (y - Σ q z)
+        to the loss: log Σ exp(z) is in both cross-entropies. The bias gradient is added to `of_bias`.
         """
         if self.weight is None or not self.teacher:
             return self._without_teacher(logits, targets, smoothing, of_bias)
@@ -103,10 +103,10 @@ class Objective:
             total = replace_by_gradient(logits, targets, smoothing, of_bias)
             return torch.stack([total, r_drop, r_drop])
         both, all_targets = logits.view(2, -1, logits.shape[-1]), targets.view(2, -1, 1)
-        weight = self.alpha / 4  # of KL(p‖q) and of KL(q‖p)
+        weight = self.alpha / 4  # of KL(p‖q) and KL(q‖p)
         size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else both.shape[1]
         for part, target in zip(both.split(size, 1), all_targets.split(size, 1), strict=True):
-            p = part.softmax(-1, dtype=torch.float32)  # of either pass, (2, size, V)
+            p = part.softmax(-1, dtype=torch.float32)  # each pass's, (2, size, V)
             # log Σ exp(logits), as in `loss_heed.py`
             normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
             ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q

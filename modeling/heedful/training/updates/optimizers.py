@@ -1,4 +1,4 @@
-"""The optimizer of a run: Adam, AdamW, schedule-free AdamW, or Muon."""
+"""A run's optimizer: Adam, AdamW, schedule-free AdamW, or Muon."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -10,23 +10,23 @@ from heedful.files import import_extra
 from heedful.protocols import TrainableModel
 from heedful.training.recipe import OptimizationRecipe
 
-MOMENTUM = 0.95  # of Muon
-AT_ONCE = 1 << 24  # numbers of matrices that are multiplied together; they need five times that memory
-AVERAGED = "training_weight"  # in the saved state of an optimizer that averages: the trained weight
-COUNTED = ("k", "weight_sum", "lr_max")  # by such an optimizer, in its groups
+MOMENTUM = 0.95  # Muon's
+AT_ONCE = 1 << 24  # numbers in matrices that are multiplied together; they need five times that memory
+AVERAGED = "training_weight"  # the trained weight, in the saved state of averaging optimizers
+COUNTED = ("k", "weight_sum", "lr_max")  # counted by averaging optimizers, in their groups
 
 
 def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch.optim.Optimizer:
     """Return Adam with the paper's constants (section 5.3), AdamW, schedule-free AdamW, or Muon; no vector is decayed.
 
     `schedule_free` averages its weights (algorithm 1 of Defazio et al., 2024, "The Road Less Scheduled"). `muon` makes
-    the updates of the layers' matrices orthogonal (Jordan et al., 2024), of Adam's size (Liu et al., 2025, arXiv
-    2502.16982), and is AdamW for all else; a model without such a matrix is a `ValueError`.
+    updates of layer matrices orthogonal (Jordan et al., 2024), with the size of Adam's (Liu et al., 2025, arXiv
+    2502.16982), and is AdamW for all else. Raises a `ValueError` for a model without such matrices.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if settings.optimizer == "schedule_free":
         optimizer = _made(import_extra("schedulefree", "optimizers").AdamWScheduleFree, trained, settings)
-        cast("Any", optimizer).train()  # for good: the average is computed apart from the trained weights
+        cast("Any", optimizer).train()  # permanently: the average is computed apart from the trained weights
         return optimizer
     if settings.optimizer != "muon":
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
@@ -54,7 +54,7 @@ def _made(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups, times the factor of those that have one."""
+    """Set the learning rate of all groups, times their factor if they have one."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)
 
@@ -63,7 +63,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for other parameters, as one optimizer with one state.
 
     torch's own Muon multiplies in bfloat16, which is forty times slower on a CPU without such instructions. Muon's
-    learning rate is `factor` times AdamW's; `weight_decay` is that of the matrices.
+    learning rate is `factor` times AdamW's; `weight_decay` is for the matrices.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Change the weights by their gradients."""
-        # Loading replaces state and groups, so AdamW gets them anew.
+        # Loading replaces state and groups, so AdamW gets them again.
         muon, *self.adamw.param_groups = self.param_groups
         self.adamw.state = self.state
         self.adamw.step()
-        alike = defaultdict(list)  # matrices of one shape take their steps at once, a thread each
+        alike = defaultdict(list)  # equally shaped matrices take their steps together, a thread each
         for matrix in muon["params"]:
             if matrix.grad is not None:
                 alike[matrix.shape].append(matrix)
@@ -95,15 +95,15 @@ class MuonWithAdamW(torch.optim.Optimizer):
             assert matrix.grad is not None
             momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
             momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-            updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov's
-        # The root mean square is that of Adam's updates (Liu et al., section 2.2).
+            updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov momentum
+        # The root mean square equals that of Adam's updates (Liu et al., section 2.2).
         size = rate * 0.2 * max(matrices[0].shape) ** 0.5
         for matrix, update in zip(matrices, orthogonal(torch.stack(updates)), strict=True):
             matrix.mul_(1 - rate * weight_decay).sub_(update, alpha=size)
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Bring the singular values of `(count, rows, columns)` matrices near 1: Newton-Schulz as in Jordan et al."""
+    """Bring the singular values of `(count, rows, columns)` matrices near 1, by Newton-Schulz as in Jordan et al."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
     x = x.mT if x.shape[1] > x.shape[2] else x
@@ -116,14 +116,14 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def averaged_weights(optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the averages x of weights y = (1 - β₁) z + β₁ x, by their names; a weight without a state is its own."""
+    """Return averages x of weights y = (1 - β₁) z + β₁ x, by name; a weight without optimizer state is unchanged."""
     end = 1 - 1 / optimizer.param_groups[0]["betas"][0]
     states = ((name, weight, optimizer.state.get(weight, {})) for name, weight in weights.items())
     return {name: weight.lerp(state["z"], end) if "z" in state else weight for name, weight, state in states}
 
 
 def _matrices_of_layers(model: TrainableModel) -> list[torch.nn.Parameter]:
-    """Return the trained matrices that are neither tables (of embeddings or distances) nor the output matrix."""
+    """Return the trained matrices, without tables (embeddings, distances) and the output matrix."""
     tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     output = getattr(model, "lm_head", None)
     tables += [] if output is None else [output.weight]

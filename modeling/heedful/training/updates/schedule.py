@@ -1,4 +1,4 @@
-"""The learning rate of every update."""
+"""Each update's learning rate."""
 
 import math
 
@@ -6,7 +6,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 
 def learning_rate(update: int, settings: OptimizationRecipe, d_model: int) -> float:
-    """Return the learning rate of an update, counted from 1.
+    """Return an update's learning rate; updates count from 1.
 
     `paper` is `learning_rate` · d_model^-0.5 · min(update^-0.5, update · warmup^-1.5) (section 5.3, equation 3). All
     others rise linearly to `learning_rate` over the warm-up; then `inverse_sqrt` falls with update^-0.5, `cosine` and

@@ -75,8 +75,8 @@ def model_folder(model: str | Path, revision: str | None = None) -> Path:
 def load_model(folder: str | Path, revision: str | None = None) -> Seq2SeqModel:
     """Load an encoder-decoder from a local folder or the Hub, on the CPU and in evaluation mode.
 
-    Unlike `AutoModelForSeq2SeqLM.from_pretrained`, it refuses weights that do not match the model (there, missing ones
-    become random numbers and unknown ones are dropped), are not numbers or have changed, and a broken
+    Unlike `AutoModelForSeq2SeqLM.from_pretrained`, it refuses missing and unknown weights (transformers draws missing
+    ones at random and drops unknown ones). It also refuses changed weights, not-a-number, and a broken
     generation_config.json. A `ValueError` gives folder and reason; a `FileNotFoundError` names a missing file.
     """
     folder = model_folder(folder, revision)

@@ -68,9 +68,9 @@ class CandidateChoice:
 
     `chrf` and `bleu` choose the candidate most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein
     and Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a reverse model most probably recovers
-    the source (Ng et al., 2019, arXiv 1907.06616), and `score` the one with the highest score. Ties go to the higher
-    score, then to the first. Candidates that break a cleaning rule or are not in the script of `language` (a code such
-    as ko) are dropped before the choice, and repeated pairs after it.
+    the source (Ng et al., 2019, arXiv 1907.06616). `score` chooses the highest score. Ties go to the higher score,
+    then to the first. Before the choice, candidates that break a cleaning rule or are not in the script of `language`
+    (a code such as ko) are dropped; after it, repeated pairs.
     """
 
     method: str = "chrf"

@@ -1,4 +1,4 @@
-"""Settings for data and machine, where a recipe leaves them open."""
+"""Settings for data and machine, if a recipe leaves them open."""
 
 import logging
 import math
@@ -94,7 +94,7 @@ def _algorithm(texts: Sequence[str]) -> Algorithm:
 
 
 def _are_symbols(words: Sequence[str]) -> bool:
-    """Distinguish phonemes, commands and labels from sentence words, which may be unseen in use."""
+    """Return whether words are symbols, such as phonemes, commands or labels, without unseen ones in use."""
     if sum(len(word.encode()) for word in words) <= SYMBOL_BYTES * len(words):
         return True
     are_few = len(words) <= FEW_SYMBOLS or all(word.isascii() and word == word.upper() for word in words)

@@ -16,7 +16,7 @@ def check_engines(model: HeedForConditionalGeneration, sample: Sample | None = N
     """Check that the native decoder, if a `Translator` would choose it, gives the tokens of `generate()`; count."""
     sample = sample or make_sample(model)
     if not may_replace(model, model.generation_config):
-        why = model_obstacle(model) or f"`generate()` alone follows its settings and its dtype, {model.dtype}"
+        why = model_obstacle(model) or f"only `generate()` supports its settings and its dtype, {model.dtype}"
         raise SkippedError(f"{NAME} does not support this model: {why}")
     plain = [samples.generated(model, sample, beams) for beams in BEAMS]
     with evaluation_mode(model), prepare_for_inference(model):  # also compares logits

@@ -66,11 +66,11 @@ class ForcedWords:
     ) -> list[tuple[int, int, Progress]]:
         """Order one sentence's candidates, hypothesis, token and progress, so that the fullest banks come first.
 
-        From `(K, V)` accumulated log-probabilities, -inf for forbidden tokens, the candidates are the `count` best,
-        each hypothesis' best, and all `next_tokens`, except those that end too early or whose missing tokens do not
-        fit into `room`. Candidates with equally many missing tokens form a bank. The banks take turns, each with its
-        best candidate. This equals Post and Vilar's (2018) allocation: the fullest bank always has a slot, so all
-        constraints are met in the end.
+        Candidates are the `count` best by `(K, V)` accumulated log-probabilities (-inf for forbidden tokens), each
+        hypothesis' best, and all `next_tokens`. Those that end too early are excluded, and so are those whose missing
+        tokens do not fit into `room`. Candidates with equally many missing tokens form a bank. The banks take turns,
+        each with its best candidate. This equals Post and Vilar's (2018) allocation: the fullest bank always has a
+        slot, so all constraints are met in the end.
         """
         vocabulary = scores.shape[1]
         pool = dict.fromkeys(scores.flatten().topk(min(count, scores.numel())).indices.tolist())

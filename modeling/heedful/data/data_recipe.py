@@ -35,7 +35,7 @@ class CleaningRules(Section, section="data.cleaning"):
     drop_identical: bool = key("drops pairs with equal source and target", False)
     # Training on a held-out source, even with another target, would spoil the test. In a mixture's further parts, and
     # in both directions, a side may be generated or in another language, so neither may be a held-out text.
-    drop_overlap: bool = key("drops pairs whose source (in mixtures either side) is in validation or test", True)
+    drop_overlap: bool = key("drops pairs whose source (in `mixture`, either side) is in validation or test", True)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class DataRecipe(Section, section="data"):
     )
     both_directions: bool = key("true also trains from target to source, with language tags", False)
     streaming: bool = key("true loads a corpus that does not fit in memory from disk, epoch by epoch", False)
-    pool_size: int = key("a stream's pairs to sort into batches together", 20000, least=1)
+    pool_size: int = key("number of streamed pairs to sort into batches together", 20000, least=1)
     max_source_tokens: int | None = key("pairs with a longer source are dropped; empty: no limit", 256, least=1)
     max_target_tokens: int | None = key("pairs with a longer target are dropped; empty: no limit", 256, least=1)
     cleaning: CleaningRules = key("rules to drop pairs", CleaningRules)

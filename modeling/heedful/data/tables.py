@@ -62,7 +62,7 @@ def name_of(columns: Sequence[str]) -> str:
 
 
 def table_rows(file: str, columns: Columns) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Yield each row's line and cells by the names in the first line, or by number if it lacks these names."""
+    """Yield each row's line and cells by header name, or by number if the header lacks the names."""
     delimiter, _ = delimiters_of(file, columns)
     is_csv = kind_of_file(file) == "csv"
     rows = _csv_rows(file, delimiter, _csv_lines(file)) if is_csv else _plain_rows(file, delimiter)

@@ -284,7 +284,7 @@ def are_quick(patterns: tuple[str, ...]) -> bool:
 
 
 def _growth(part: dict[str, Any]) -> float:
-    """Return the most characters that a part of a tokenizer.json makes from one character."""
+    """Return the most characters that a tokenizer.json part makes from one."""
     pattern, content, charsmap = part.get("pattern"), part.get("content"), part.get("precompiled_charsmap")
     if isinstance(charsmap, str):  # its first bytes are the size of a table to allocate
         table = base64.b64decode(charsmap)

@@ -42,7 +42,7 @@ def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair 
 
 
 def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
-    """Load a run's tokenizers, or the checkpoint's and then also return the checkpoint."""
+    """Load a run's tokenizers; if they come from the checkpoint, also return it."""
     failure: Exception | None = None
     try:
         if folder.is_dir():

@@ -230,7 +230,7 @@ class Recipe(Section):
         if self.resume and self.overwrite:
             raise ValueError("`resume` and `overwrite` must not both be true: one continues a run, one moves it.")
         if self.allow_changes and not self.resume:
-            raise ValueError("`allow_changes` must be false unless `resume` is true: no earlier run could differ.")
+            raise ValueError("`allow_changes` must be false unless `resume` is true: only a resumed run can change.")
         data, tokenizer = self.data, self.tokenizer
         has_parts, is_trained = data.mixture or data.denoise, self.given_tokenizer is None
         must = "be empty if `data.mixture` or `data.denoise` needs every part in the tokenizer"

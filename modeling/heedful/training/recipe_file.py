@@ -337,7 +337,7 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
 
 
 def _typed(hint: Any, value: Any, name: str, must: str = "") -> Any:
-    """Return the value if it fits the type; text such as 1e-3, which YAML does not parse, becomes a number."""
+    """Return the value if it fits the type; text such as 1e-3 becomes a number."""
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     is_of_language = str in choices and name.endswith((".source", ".target", ".to", "_language"))
     if value is False and (is_of_language or "no" in get_args(hint)):

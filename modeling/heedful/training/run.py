@@ -33,12 +33,12 @@ SECONDS_TO_PREPARE = 60.0  # without a heartbeat, until a process counts as lost
 class RunResult:
     """A run's result."""
 
-    folder: Path  # the published model's
+    folder: Path  # the published model's folder
     recipe: Recipe
     corpus: Corpus
     progress: Progress
     metrics: dict[str, Any]  # validation loss and perplexity of the published weights, and scores by test set
-    parameters: int  # the model's, tied ones once
+    parameters: int  # number in the model, tied ones once
     hardware: str  # in words
     processes: int
     ended: tuple[str, ...]  # warnings about an early end, or a run that could learn more

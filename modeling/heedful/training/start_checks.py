@@ -33,9 +33,9 @@ class Fault(NamedTuple):
 
     check: str
     level: Literal["error", "warning"]
-    key: str  # in the recipe
+    key: str  # recipe key
     message: str  # a sentence or two, with the remedy
-    rows: Sequence[int] = ()  # with the fault, the longest first
+    rows: Sequence[int] = ()  # rows with the fault, the longest first
 
 
 def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, trackers: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def _too_long(
         lengths = np.maximum(rows.source_lengths * (limits[0] is None), rows.target_lengths * (limits[1] is None))
         if found := _longest(lengths, most):
             message = f"`{key}` must have at most {most} tokens in a row, "
-            message += "the model's positions" if positions else "because attention grows with its square"
+            message += "the model's positions" if positions else "because attention grows quadratically"
             message += f", but {len(found):,} of {len(rows):,} rows have more, up to {lengths[found[0]]:,}. "
             message += "Lower `data.max_source_tokens` and `data.max_target_tokens`" if is_train else "Shorten these"
             yield Fault("positions", "error", key, message + ", or give the model more." * bool(positions), found)

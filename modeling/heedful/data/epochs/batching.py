@@ -17,7 +17,7 @@ Row = dict[str, list[int]]  # one pair's `input_ids` and `labels`
 TokenCounts = Sequence[int] | np.ndarray
 
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-PLANS_PER_EPOCH = 8  # random ones; the best is taken
+PLANS_PER_EPOCH = 8  # random plans; the best is taken
 WORST_PADDING = 1.15  # a plan's highest padding, relative to the best plan
 
 
@@ -25,7 +25,7 @@ WORST_PADDING = 1.15  # a plan's highest padding, relative to the best plan
 class BatchingSettings:
     """Sizes of updates. More buckets mix more lengths with less padding, but are slower."""
 
-    tokens_per_update: int  # padded ones
+    tokens_per_update: int  # padded tokens
     buckets_per_update: int = 1
     seed: int = 0  # for the random order
 
@@ -59,7 +59,7 @@ class UpdateBatches:
 
     def epoch(self, epoch: int, pool: int = 0) -> list[list[list[int]]]:
         """Return an epoch's updates: lists of buckets of rows, each row once, equally many in all epochs (from 0)."""
-        # Raw output: numpy promises never to change it.
+        # Raw output: numpy never changes it.
         generator = np.random.PCG64(np.random.SeedSequence([self.settings.seed, epoch, pool]))
         cut = self._draw_cut(generator)
         positions = cut.positions[self._cells.of_row]

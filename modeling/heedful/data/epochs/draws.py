@@ -46,11 +46,11 @@ class Sampling:
         self.counts[largest_rests[: len(parts) - self.counts.sum()]] += 1
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return an epoch's rows; epochs count from 0."""
+        """Return an epoch's rows."""
         chosen = []
         for part, count in enumerate(self.counts.tolist()):
             numbers = np.flatnonzero(self._parts == part)
-            # Raw output: numpy promises never to change it.
+            # Raw output: numpy never changes it.
             generator = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, part, OF_PARTS]))
             order = np.argsort(generator.random_raw(len(numbers)), kind="stable")
             whole, rest = divmod(count, len(numbers))
@@ -73,7 +73,7 @@ class Augmentation:
         self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return an epoch's rows; epochs count from 0."""
+        """Return an epoch's rows."""
         draws = drawn_numbers(self._seed, epoch, OF_CHANGES)
         sources, targets = self._pairs["source"][:], self._pairs["target"][:]
         parts = numbers_of_parts(self._pairs).tolist()
@@ -98,8 +98,8 @@ class Augmentation:
 
 
 def drawn_numbers(*seeds: int, block: int = 2**12) -> Draws:
-    """Draw numbers without end, `block` at a time; the same seeds give the same numbers."""
-    # Raw output: numpy promises never to change it.
+    """Draw numbers without end, `block` at a time; equal seeds give equal numbers."""
+    # Raw output: numpy never changes it.
     generator = np.random.PCG64(np.random.SeedSequence(seeds))
     return chain.from_iterable(((generator.random_raw(block) >> 11) / 2**53).tolist() for _ in repeat(None))
 
@@ -149,7 +149,7 @@ class Denoising:
         self._special = special - {tokenizer.unk_token_id}  # it is text
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
-        """Return an epoch's rows with their `numbers`; epochs count from 0."""
+        """Return an epoch's rows with their `numbers`."""
         found = EncodedPairs(self._damaged(rows, epoch))
         found.numbers = rows.numbers
         return found

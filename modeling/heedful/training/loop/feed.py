@@ -33,7 +33,7 @@ class MadeUpdate(NamedTuple):
     rows: list[list[Row]]  # bucket by bucket
     token_budget: int  # padded tokens per micro-batch
     parts: list[list[list[Row]]]  # the rows of each rank's micro-batches
-    micro_batches: list[MicroBatch]  # for this rank
+    micro_batches: list[MicroBatch]  # this rank's micro-batches
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Feed:
     """Makes micro-batches from rows, padded or end to end; in pinned memory for a GPU."""
 
     accelerator: Accelerator
-    config: PreTrainedConfig  # the model's
+    config: PreTrainedConfig  # the model's config
     token_budget: int  # padded tokens per micro-batch
     objective: Objective | None = None  # replaces the cross-entropy
     packs: bool = False  # whether rows lie end to end
@@ -83,7 +83,7 @@ class Feed:
 
 
 def may_pack(model: TrainableModel, accelerator: Accelerator) -> bool:
-    """Return whether rows may lie end to end: flash attention needs bfloat16 and an Ampere card or newer."""
+    """Return whether rows may lie end to end, which needs flash attention in bfloat16."""
     if accelerator.device.type != "cuda":
         return False
     reason = why_padded(model.config, model.config._attn_implementation)

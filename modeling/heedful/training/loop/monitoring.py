@@ -25,7 +25,7 @@ SUMMARY = {
     "train/target_tokens_per_s": "{:,.0f} target tokens/s",
     "train/model_flops_utilization": "{:.0%} of the card's peak",
     "train/peak_memory_gib": "{:.1f} GiB",
-    "train/waiting_share": "waits {:.0%}",
+    "train/waiting_share": "{:.0%} waiting for data",
 }
 
 

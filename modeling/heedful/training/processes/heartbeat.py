@@ -25,7 +25,7 @@ CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "glo
 class ProcessLostError(RuntimeError):
     """Raised if another process in the run has ended, so that this one cannot continue."""
 
-    exit_code = 1  # the command's
+    exit_code = 1  # the command's exit code
 
 
 class Watch(ExitStack):

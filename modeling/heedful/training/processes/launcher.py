@@ -13,7 +13,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of processes, on all machines together."""
+    """Return the number of processes on all machines."""
     return _first(WORLD_SIZE_NAMES, 1)
 
 

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 class TrainingInterrupted(Exception):
     """Raised after a signal stopped the run and its state was saved."""
 
-    exit_code = 130  # the command's
+    exit_code = 130  # the command's exit code
 
 
 class StopSignals:

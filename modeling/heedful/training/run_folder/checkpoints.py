@@ -42,9 +42,9 @@ class TrainingState:
     """A checkpoint's contents, in whole tensors; tokenizers and recipe are not included."""
 
     progress: Progress
-    weights: dict[str, torch.Tensor]  # the model's, tied ones once
+    weights: dict[str, torch.Tensor]  # the model's weights, tied ones once
     optimizer: dict[str, Any]
-    scaler: dict[str, Any] | None = None  # for fp16's gradients
+    scaler: dict[str, Any] | None = None  # scaler of fp16's gradients
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -145,7 +145,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Path | None, accelerator: Accelerator) -> Path | None:
-    """Return on every rank the newest whole checkpoint that the main process finds in the run's folder."""
+    """Return on every rank the newest whole checkpoint that the main process finds."""
     newest = newest_whole_checkpoint(run / CHECKPOINTS) if run is not None and accelerator.is_main_process else None
     return cast("Path | None", broadcast(accelerator, newest))
 

@@ -69,7 +69,7 @@ class Epoch(Sampler[int]):
     """An epoch's micro-batch numbers, in order."""
 
     size: int  # in micro-batches
-    number: Callable[[], int]  # the epoch's
+    number: Callable[[], int]  # returns the epoch's number
 
     def __len__(self) -> int:
         return self.size

@@ -37,7 +37,7 @@ SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_to
 class HeedSeq2SeqTrainer(WholeCheckpoints):
     """A Seq2SeqTrainer whose results do not depend on how the work is split, for any encoder-decoder model.
 
-    It overrides the steps in which Seq2SeqTrainer is wrong, and nothing else:
+    It overrides only the steps in which Seq2SeqTrainer is wrong:
 
     - Loss and gradient: the summed cross-entropy is divided by the whole update's labels, over all micro-batches and
       processes. `label_smoothing_factor`, unless it is 0, replaces a Heed model's `config.label_smoothing`.

@@ -10,7 +10,7 @@ from heedful.files import import_extra
 from heedful.protocols import TrainableModel
 from heedful.training.recipe import OptimizationRecipe
 
-MOMENTUM = 0.95  # Muon's
+MOMENTUM = 0.95  # Muon's momentum
 AT_ONCE = 1 << 24  # numbers in matrices that are multiplied together; they need five times that memory
 AVERAGED = "training_weight"  # the trained weight, in the saved state of averaging optimizers
 COUNTED = ("k", "weight_sum", "lr_max")  # counted by averaging optimizers, in their groups
@@ -54,7 +54,7 @@ def _made(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups, times their factor if they have one."""
+    """Set all groups' learning rate, times their factor if any."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("factor", 1.0)
 

@@ -33,8 +33,8 @@ class Neighbour(NamedTuple):
     """A token near a vector."""
 
     text: str  # without the space before it
-    cosine: float  # with the token's embedding
-    embedding: torch.Tensor  # of the token, at length 1, `(d_model,)`
+    cosine: float  # cosine with the token's embedding
+    embedding: torch.Tensor  # the token's embedding at length 1, `(d_model,)`
 
 
 class Neighbourhood(NamedTuple):
@@ -76,7 +76,7 @@ def word_states(
     spans = enumerate(encoded["offset_mapping"], start=len(head))  # empty for control tokens
     places = [place for place, (begin, end) in spans if begin < found.end() and end > found.start()]
     if not places:
-        raise ValueError(f"`word` must have a token, but is {word!r} instead, which the tokenizer leaves out.")
+        raise ValueError(f"`word` must have a token, but is {word!r} instead, which the tokenizer removes.")
     with evaluation_mode(model), torch.no_grad():
         source = torch.tensor([ids], device=model.device)
         states = model.get_encoder()(input_ids=source, output_hidden_states=True, return_dict=True).hidden_states

@@ -39,13 +39,13 @@ NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 class Study:
     """An experiment; its `data` are "builtin" (sized by `builtin:train:COUNT`), a "folder", or "none" (its own)."""
 
-    name: str  # of its module and in the command
+    name: str  # module name, also in the command
     question: str  # one line
     run: Callable[["Lab"], Outcome]
-    findings: Sequence[str] = ()  # with numbers from `tables` or `Outcome.values`
+    findings: Sequence[str] = ()  # may use numbers from `tables` or `Outcome.values`
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # `title` and `columns`, see `Table.of`
     figures: Mapping[str, str] = field(default_factory=dict)  # captions
-    changes: Mapping[str, Any] = field(default_factory=dict)  # to `recipe.yaml` in all trainings, by dotted key
+    changes: Mapping[str, Any] = field(default_factory=dict)  # changes to `recipe.yaml` for all trainings, by key
     settings: Mapping[str, Any] = field(default_factory=dict)  # changeable by the command: numbers, texts, lists
     data: Data = "builtin"
 
@@ -60,11 +60,11 @@ class Lab:
     """A running study: its settings, and a folder for trained models."""
 
     study: Study
-    seed: int = 1  # of weights, data and sampling
-    updates: int | None = None  # of each training, instead of the recipe's
-    data: str | None = None  # instead of the recipe's, as `Study.data` allows
-    folder: Path = Path("runs/studies/trainings")  # of trainings, shared with other studies
-    trainings: list[Training] = field(default_factory=list)  # so far, for the report
+    seed: int = 1  # for weights, data and sampling
+    updates: int | None = None  # for each training, instead of the recipe's number
+    data: str | None = None  # instead of the recipe's data, as `Study.data` allows
+    folder: Path = Path("runs/studies/trainings")  # trained models, shared with other studies
+    trainings: list[Training] = field(default_factory=list)  # all so far, for the report
     changed: Sequence[str] = ()  # "NAME=VALUE" for each changed setting
 
     def __post_init__(self) -> None:

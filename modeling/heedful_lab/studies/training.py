@@ -28,13 +28,13 @@ WHERE_AND_HOW = ("output", "resume", "overwrite", "allow_changes")
 class Training:
     """A finished training."""
 
-    name: str  # in the study
+    name: str  # unique in the study
     changes: dict[str, Any]  # to the shared recipe, by dotted key
     folder: Path  # with `log.jsonl` and `model/`
     updates: int  # optimizer steps
-    target_tokens: int  # seen
-    parameters: int  # tied ones counted once
-    seconds: float  # for the updates, on the machine of the run
+    target_tokens: int  # number seen in training
+    parameters: int  # number, tied ones counted once
+    seconds: float  # time for the updates, on the run's machine
     metrics: dict[str, Any]  # loss and perplexity on `validation`, scores by test set
 
     @property

@@ -45,7 +45,7 @@ class KoreanNouns:
 
 
 def read_nouns(path: str) -> KoreanNouns:
-    """Read nouns from a UTF-8 file, one a line; a file without any is a `ValueError`."""
+    """Read nouns from a UTF-8 file, one per line; raise a `ValueError` if there are none."""
     nouns = KoreanNouns(read_lines(path, "nouns"))
     if not nouns:
         raise ValueError(f"`nouns` must be a file with a Korean noun in each line, but {path} has none.")

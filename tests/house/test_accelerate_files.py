@@ -1,4 +1,4 @@
-"""Every file of configuration/accelerate/ says what it starts, and docs/scaling.md calculates right."""
+"""Each file in configuration/accelerate/ starts the processes that it names, and docs/scaling.md calculates right."""
 
 from functools import cache
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""The benchmarks run, at a tiny size; what they assert of equal tokens and losses holds there."""
+"""The benchmarks run at a tiny size, and their tokens and losses agree there."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""docs/conformance.md agrees with itself, and the script that writes it counts and compares as it says."""
+"""docs/conformance.md agrees with itself, and its script counts and compares as described."""
 
 import json
 import re

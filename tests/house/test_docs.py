@@ -1,4 +1,4 @@
-"""What the README says is what the package does."""
+"""The package does everything that the README and the pages promise."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Files and folders appear whole or not at all, and nothing else in their folder is touched."""
+"""Files and folders appear whole or not at all, and their folder otherwise stays as it was."""
 
 import errno
 import gzip

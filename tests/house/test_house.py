@@ -1,4 +1,4 @@
-"""The sizes of what is kept, and the tour, which leads along what really runs."""
+"""The sizes of folders and files, and the tour, which follows the code that runs."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""Who may import whom, and what importing costs."""
+"""Which rooms may import which, and how much importing costs."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""`docs/paper_map.md` leaves out nothing of the paper, and everything that it names exists."""
+"""`docs/paper_map.md` covers the whole paper, and everything that it names exists."""
 
 import ast
 import re

@@ -1,6 +1,6 @@
-"""What one version of transformers saved is read by the others, with Heedful and without; pins and docs agree.
+"""Each version of transformers loads what the others saved, with and without Heedful; pins and docs agree.
 
-The table of docs/versions.md has each private name of other libraries that Heedful uses; each still exists.
+The table of docs/versions.md has each private name from other libraries that Heedful uses; each still exists.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The wheel holds all that the package needs, `configuration/` included, and asks for all that it imports."""
+"""The wheel has all that the package needs, with `configuration/`, and requires all that the package imports."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The facts of a run that never was, for tests of cards."""
+"""Facts about an invented run, for tests of cards."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A checkpoint of COMET's architecture, made at random."""
+"""A random checkpoint with COMET's architecture."""
 
 import torch
 import yaml

@@ -1,7 +1,7 @@
-"""What the contract promises, measured for Heed's loop, for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
+"""Measure the contract's promises for Heed's loop, for HeedSeq2SeqTrainer, and for Marian with Seq2SeqTrainer.
 
-Three columns are measured by the same code, on tiny models of equal sizes with random weights. The tests assert what
-is found, and `scripts/benchmarks/contract.py` prints it.
+The same code measures all three columns, on tiny models of equal sizes with random weights. The tests assert the
+results, and `scripts/benchmarks/contract.py` prints them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What every process of test_cli.py does: `heedful` itself, writing down which sentences it translated.
+"""The program of each process in test_cli.py: it runs `heedful` and writes down which sentences it translated.
 
 python evaluate_run.py FOLDER ARGUMENTS…
 """

@@ -1,7 +1,7 @@
-"""Processes of one run, forked from this one, which has imported everything; they find each other as torchrun's do.
+"""Processes of one run, forked from this one after all imports; they find each other like torchrun's processes.
 
-A process that a launcher starts imports torch and transformers first, which takes longer than what a test asks of it;
-`test_cli.py` and `test_accelerate_files.py` start theirs by the launchers.
+A process that a launcher starts imports torch and transformers first, which takes longer than a test's own work;
+`test_cli.py` and `test_accelerate_files.py` use the launchers.
 """
 
 import multiprocessing

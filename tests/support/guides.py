@@ -1,4 +1,4 @@
-"""What a guide shows, run as it is written, and what commands refuse."""
+"""Run a guide's commands and code as written, and list the commands that must fail."""
 
 import re
 import shlex

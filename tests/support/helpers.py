@@ -1,4 +1,4 @@
-"""Tiny models and batches, pairs of options and new processes that several test files use."""
+"""Tiny models and batches, pairs of options, and new processes for several test files."""
 
 import ast
 import copy

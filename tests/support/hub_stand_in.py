@@ -1,4 +1,4 @@
-"""A stand-in for the Hub on this machine: as much of its API as pushing and loading a model takes, in memory."""
+"""A stand-in for the Hub on this machine: the part of its API that pushing and loading need, in memory."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Who imports whom, read from the source and never run."""
+"""The import graph, found in the source without running it."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""A plugin of pytest: a tiny Heed model that has learned a few pairs by heart, so its translations end and differ."""
+"""A pytest plugin: a tiny Heed model that has learned a few pairs by heart, so its translations end and differ."""
 
 import pytest
 import torch

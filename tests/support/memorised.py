@@ -1,4 +1,4 @@
-"""Tiny models that know a few pairs by heart, so that what a test translates can be read."""
+"""Tiny models that have learned a few pairs by heart, so that a test's translations make sense."""
 
 import copy
 from pathlib import Path

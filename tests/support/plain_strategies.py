@@ -1,4 +1,4 @@
-"""The decoding strategies as plainly as they can be written: one sentence, lists, no cache, all from scratch."""
+"""The decoding strategies in the plainest form: one sentence, lists, no cache, all from scratch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tiny Marian, Pegasus, BART, mBART, M2M100, NLLB and T5 checkpoints, saved as the real ones are."""
+"""Tiny Marian, Pegasus, BART, mBART, M2M100, NLLB and T5 checkpoints, saved like the real ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every process of test_multiprocess.py does; each function returns what JSON can hold, `main` writes it."""
+"""The checks of each process in test_multiprocess.py; functions return JSON values, and `main` writes them."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Lengths of rows, drawn and natural, for the tests of batches."""
+"""Row lengths, random and natural, for batch tests."""
 
 import numpy as np
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""Attention within rows that lie end to end, on the CPU: what `varlen_attn` computes on a GPU, by one mask."""
+"""Attention within rows that lie end to end, on the CPU: one mask computes the result of `varlen_attn` on a GPU."""
 
 import torch
 import torch.nn.functional as F

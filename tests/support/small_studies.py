@@ -1,4 +1,4 @@
-"""Every study at its smallest, and what all of them promise of their results."""
+"""Every study at its smallest, and checks that all their results must pass."""
 
 import gzip
 import json

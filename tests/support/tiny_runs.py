@@ -1,4 +1,4 @@
-"""Recipes of runs that take a second, and what several test files do with them."""
+"""Recipes for runs of one second, and helpers that several test files share."""
 
 import json
 import resource

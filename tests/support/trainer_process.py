@@ -1,4 +1,4 @@
-"""What every process of test_trainer.py measures; each writes a file."""
+"""The measurements of each process in test_trainer.py; each process writes a file."""
 
 import os
 from pathlib import Path

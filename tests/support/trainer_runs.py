@@ -1,4 +1,4 @@
-"""A tiny model with either trainer, and pairs that it can learn by heart: what the tests of options start from.
+"""A tiny model with either trainer, and pairs to learn by heart, for tests of options.
 
 python trainer_runs.py FOLDER pushes to the stand-in that HF_ENDPOINT names, into repositories `me/STRATEGY`.
 """

@@ -1,4 +1,4 @@
-"""What each side of test_versions.py does: python version_process.py write|read|alone FOLDER RESULTS."""
+"""The program of each side in test_versions.py: python version_process.py write|read|alone FOLDER RESULTS."""
 
 import json
 import sys

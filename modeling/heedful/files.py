@@ -119,9 +119,7 @@ def check_can_be_made(path: Path, name: str) -> None:
             nearest = next(folder for folder in path.absolute().parents if folder.exists())
             Path(tempfile.mkdtemp(".partial", f".{path.name[:40]}.", nearest)).rmdir()
     except OSError as error:
-        raise ValueError(
-            f"`{name}` must be writable, but {path} is not: {error.strerror}."
-        ) from error
+        raise ValueError(f"`{name}` must be writable, but {path} is not: {error.strerror}.") from error
 
 
 def check_writable(path: str | Path, suffixes: Sequence[str] | None = None, name: str = "path") -> Path:

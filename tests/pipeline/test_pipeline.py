@@ -219,7 +219,7 @@ def test_a_heed_model_of_several_languages_selects_one_by_the_tag_of_its_tokeniz
     assert texts_of(translate(KOREAN, tgt_lang="en", batch_size=2)) == ENGLISH
     cases = [({}, "`tgt_lang` must be one of ko, en, but is None")]
     cases.append(({"tgt_lang": "de"}, r"`tgt_lang` must be a language of the model \(ko, en\), but is 'de'"))
-    cases.append(({"src_lang": "ko", "tgt_lang": "en"}, "`src_lang` must be None for this model, which selects only its"))
+    cases.append(({"src_lang": "ko", "tgt_lang": "en"}, "`src_lang` must be None for this model, which selects"))
     assert_refused(cases, lambda settings: translate("네.", **settings))
 
 

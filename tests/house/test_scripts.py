@@ -192,3 +192,17 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
         job.main("me/model", "quickstart", ["publish.also=[transformers]", "data.both_directions=true"], True)
     assert len(made) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "url"
+
+
+def test_the_prose_check_finds_habits_in_pages_docstrings_and_messages_but_not_in_code(tmp_path, monkeypatch):
+    prose = load("upkeep/prose")
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text("Plain words.\n\n```\nwhat is code\n```\n\nThe log tells what a rank lost.\n")
+    (tmp_path / "code.py").write_text(
+        'def what():  # what a comment\n    """Return the weights of a layer."""\n    raise ValueError("it tells more than this")\n'
+    )
+    files = [tmp_path / "page.md", tmp_path / "code.py"]
+    assert [place.split(": ")[0] for place in prose.places("what", files)] == ["page.md:7", "code.py:1"]
+    assert [place.split(": ")[0] for place in prose.places("of a", files)] == ["code.py:2"]
+    assert [place.split(": ")[0] for place in prose.places("tell", files)] == ["page.md:7", "code.py:3"]
+    assert any(fault.startswith("pages: what, per 1,000 words: 111.11") for fault in prose.report(files)[1])

@@ -199,7 +199,7 @@ def test_the_prose_check_finds_habits_in_pages_docstrings_and_messages_but_not_i
     monkeypatch.setattr(prose, "ROOT", tmp_path)
     (tmp_path / "page.md").write_text("Plain words.\n\n```\nwhat is code\n```\n\nThe log tells what a rank lost.\n")
     (tmp_path / "code.py").write_text(
-        'def what():  # what a comment\n'
+        "def what():  # what a comment\n"
         '    """Return the weights of a layer."""\n'
         '    raise ValueError("it tells more than this")\n'
     )

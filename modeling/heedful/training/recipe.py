@@ -49,7 +49,7 @@ class OptimizationRecipe(Section, section="optimization"):
         "fixed end, or muon for the layers' matrices, with adamw for the rest",
         "adam",
     )
-    learning_rate: float = key("peak; for the paper's schedule a factor, published as 1", 1.0, above=0)
+    learning_rate: float = key("the schedule's peak; for the paper's schedule a factor, published as 1", 1.0, above=0)
     muon_learning_rate: float | None = key("peak for muon's matrices; empty: `learning_rate`", None, above=0)
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = key(
         "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty: paper, schedule_free: constant", None

@@ -416,5 +416,5 @@ def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(mak
     assert all(share > speed * per_token / 1e12 for share, speed in zip(shares, speeds, strict=True))
     assert memory == [1.25] * 2
     assert re.fullmatch(
-        r"train loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, waits \d+%", told[-1]
+        r"train loss \d.\d+, [\d,]+ target tokens/s, \d+% of the card's peak, 1.2 GiB, \d+% waiting for data", told[-1]
     )

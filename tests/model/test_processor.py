@@ -75,7 +75,7 @@ def test_kernels_are_compiled_for_the_registers_that_torch_uses(processor, monke
     monkeypatch.setattr(kernels, "_loaded", note)
     for name in ("zen4", "limited zen4"):
         processor(name)
-        with pytest.warns(UserWarning, match="slower: not compiled"):
+        with pytest.warns(UserWarning, match="slowly: not compiled"):
             kernels.library.__wrapped__()
     processor("graviton")
     assert kernels.library.__wrapped__() is None

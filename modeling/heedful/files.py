@@ -16,8 +16,7 @@ from typing import Any
 
 from heedful.checksums_heed import read_object as read_object
 from heedful.messages_heed import listed as listed
-from heedful.messages_heed import shortened as shortened
-from heedful.messages_heed import wrong
+from heedful.messages_heed import shortened, wrong
 
 LONGEST_LINE = 2**26  # bytes
 # All line ends of `str.splitlines`; the files that we load have only \n and \r\n.

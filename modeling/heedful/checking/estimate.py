@@ -21,7 +21,8 @@ from heedful.checking.run_length import RunEnd, run_end
 from heedful.data.epochs.batching import Row
 from heedful.data.epochs.corpus import Corpus, StoredRows, StreamedRows
 from heedful.data.epochs.micro_batches import split_update
-from heedful.files import duration, shortened
+from heedful.files import duration
+from heedful.messages_heed import shortened
 from heedful.protocols import TrainableModel
 from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import corpus_of, earlier_tokenizers

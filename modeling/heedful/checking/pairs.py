@@ -14,7 +14,7 @@ from heedful.checking.findings import EXAMPLES, Level, RecipeFinding, RowCheck, 
 from heedful.data.cleaning import Judge, Splits
 from heedful.data.data_recipe import CleaningRules
 from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_named, main_script, script_of
-from heedful.files import shortened
+from heedful.messages_heed import shortened
 
 NO_RULES = CleaningRules(drop_overlap=False)
 # Such a multiple of the usual ratio is an outlier, unless the spread is wide.

@@ -14,7 +14,7 @@ from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.labels import FALLBACK_BYTE
 from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair, encode_texts
-from heedful.files import shortened
+from heedful.messages_heed import shortened
 from heedful.verification.samples import id_set
 
 RARE = 5  # types with fewer occurrences are hardly learnt

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from heedful.cli import options
 from heedful.cli.options import PairsFile, write_pairs
 from heedful.cli.translate import CHUNK
-from heedful.files import shortened
+from heedful.messages_heed import shortened
 
 Choice = Literal["chrf", "bleu", "reverse", "score"]
 RULES = "Choose by likeness to the others (chrf, bleu), by --reverse, or by the file's scores. Default: chrf."

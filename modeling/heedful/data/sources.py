@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from heedful.data import tables
 from heedful.data.data_recipe import OTHER_DIRECTION, MixturePart
 from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
-from heedful.files import quoted, shortened
-from heedful.messages_heed import wrong
+from heedful.files import quoted
+from heedful.messages_heed import shortened, wrong
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

@@ -14,8 +14,9 @@ import torch
 from heedful.checksums_heed import CHECKSUMS_FILE, changed_files
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.search_settings import SEARCH_SETTINGS, check_ids
-from heedful.files import ENDLESS, check_inside, first_line, import_extra, listed, read_object, shortened
+from heedful.files import ENDLESS, check_inside, first_line, import_extra, listed, read_object
 from heedful.generation_heed import check_weights
+from heedful.messages_heed import shortened
 from heedful.protocols import Seq2SeqModel
 
 WHOLE_FILES = ("model.safetensors", "pytorch_model.bin")

@@ -14,8 +14,8 @@ from heedful.data.data_recipe import CleaningRules
 from heedful.data.languages import SCRIPTS_OF_LANGUAGES, code_of, lacks_script
 from heedful.data.sources import reading, row_reader
 from heedful.decoding.strategies.minimum_bayes_risk import character_f_score, expected_utilities
-from heedful.files import quoted, shortened
-from heedful.messages_heed import wrong
+from heedful.files import quoted
+from heedful.messages_heed import shortened, wrong
 
 Candidates = tuple[str, list[tuple[str, float]]]  # a source, and its texts with scores or 0
 METHODS = ("chrf", "bleu", "reverse", "score")

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
 from heedful.data.sources import sample
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
-from heedful.files import duration, one_line, shortened
-from heedful.messages_heed import wrong
+from heedful.files import duration, one_line
+from heedful.messages_heed import shortened, wrong
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from heedful.data.languages import lacks_script, language_of, main_script
 from heedful.data.sources import first_rows, sample, table_files
 from heedful.data.tables import delimiters_of, kind_of_file, layouts_of, name_of, parts_of
 from heedful.evaluation.metrics import fitting_tokenizer
-from heedful.files import check_is_new, quoted, shortened, write_text
+from heedful.files import check_is_new, quoted, write_text
+from heedful.messages_heed import shortened
 from heedful.proposals.proposal import LOOKED_AT, propose, survey, this_machine, with_settings
 from heedful.training.recipe_file import commented, meanings, yaml_text
 

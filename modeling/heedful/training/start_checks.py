@@ -17,8 +17,8 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import TokenizerRecipe
 from heedful.decoding.search_settings import MOST_SOURCE_TOKENS
 from heedful.evaluation.metrics import score_translations
-from heedful.files import import_extra, shortened
-from heedful.messages_heed import wrong
+from heedful.files import import_extra
+from heedful.messages_heed import shortened, wrong
 from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRecipe, Recipe, ValidationRecipe
 
 logger = logging.getLogger(__name__)

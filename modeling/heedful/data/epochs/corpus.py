@@ -153,7 +153,7 @@ def encode(
         pairs = pairs.select(np.flatnonzero(np.isin(encoding.numbers_of_parts(pairs), data.denoised)))
         held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
-    training: StoredRows | StreamedRows = StreamedRows(pairs, encoder, batching, data.pool_size, accelerator)
+    training: StoredRows | StreamedRows
     if isinstance(kept.train, Sized):
         rows, parts, drawn, known = EncodedPairs(encoder.rows(pairs)), dict[str, int](), list[Draw](), None
         numbers, fingerprint = encoding.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
@@ -174,6 +174,8 @@ def encode(
             known = TeacherTokens(teacher)
             fingerprint += known.check(tokenizers, rows)
         training = StoredRows(rows, batching, drawn, known, parts, digests, fingerprint)
+    else:
+        training = StreamedRows(pairs, encoder, batching, data.pool_size, accelerator)
     language = data.target if len(tokenizers.languages) > 1 else None
     tests = {key: tokenizers.encode_source(test["source"][:], language) for key, test in kept.tests.items()}
     return Corpus(

@@ -73,7 +73,7 @@ class Diagnosis:
         found = ", ".join(f"{counts[level]} {level}{'' if counts[level] == 1 else 's'}" for level in LEVELS)
         scope = "all" if self.looked_at == self.total else "only the first" if self.total is None else "a sample of"
         of_all = "" if self.total in (None, self.looked_at) else f" of {self.total:,}"
-        return "\n".join([*lines, f"{found}; {scope} {self.looked_at:,}{of_all} training pairs were checked"])
+        return "\n".join([*lines, f"{found}; checked {scope} {self.looked_at:,}{of_all} training pairs"])
 
 
 class RefusalError(Exception):

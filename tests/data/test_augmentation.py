@@ -65,6 +65,18 @@ def test_final_punctuation_goes_and_nothing_else(tokenizers):
     assert found == [(source.lower(), target) for source, target in plain]
 
 
+def test_each_case_has_its_share_of_the_sources():
+    text = "it's the 3rd NASA (über-cool) straße."
+    changes = {
+        "lower_case": text.lower(),
+        "upper_case": text.upper(),
+        "title_case": "It's The 3rd NASA (Über-Cool) Straße.",
+    }
+    for name, changed in changes.items():
+        found = Counter(noisy(text, AugmentationRules(**{name: 0.3}), draws(seed)) for seed in range(1000))
+        assert found == {changed: pytest.approx(300, abs=60), text: pytest.approx(700, abs=60)}
+
+
 def test_joined_pairs_are_two_of_one_part_source_with_source_and_target_with_target(tokenizers):
     parts = [number % 2 for number in range(200)]
     found, _ = texts_of(tokenizers, {"joined": 1.0}, parts=parts)

@@ -74,7 +74,10 @@ RECURRENT["model.options"] |= {"source_word_dropout": 0.1, "target_word_dropout"
 SEVERAL = {
     "data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko", "tag": "bt"}},
     "data.temperature": 2.0,
-    "data.augmentation": {"lower_case": 0.2, "typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+    "data.augmentation": {
+        **{"lower_case": 0.1, "upper_case": 0.1, "title_case": 0.1},
+        **{"typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+    },
 }
 FEW = {"optimization.r_drop": 5.0, "data.train": "builtin:train:80"}
 KINDS = {

@@ -43,6 +43,8 @@ class AugmentationRules(Section, section="data.augmentation"):
     """Shares of the training pairs to change in an epoch."""
 
     lower_case: float = key("share of sources in lower case", 0.0, least=0, most=1)
+    upper_case: float = key("share of sources in capitals", 0.0, least=0, most=1)
+    title_case: float = key("share of sources whose words begin with a capital letter", 0.0, least=0, most=1)
     typos: float = key("share of source words with a swapped, lost, doubled or replaced letter", 0.0, least=0, most=1)
     no_final_punctuation: float = key("share of sources without their final full stop, ? or !", 0.0, least=0, most=1)
     joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,11 @@ OF_PARTS, OF_CHANGES, OF_DAMAGES = 0x5A3, 0xA06, 0xD401  # separate the draws of
 FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space of French
 HELD_OUT = 2**32 - 1  # epoch number for held-out texts
 SHARE, LENGTH = 0.3, 3  # share of dropped tokens; mean span length
+CASES: dict[str, Callable[[str], str]] = {
+    "title_case": lambda text: re.sub(r"(?<![\w'’])[^\W\d_]", lambda letter: letter[0].title(), text),
+    "lower_case": str.lower,
+    "upper_case": str.upper,
+}
 Draws = Iterator[float]  # from 0 to below 1
 Tokens = list[int]
 
@@ -66,7 +71,7 @@ class Augmentation:
     """
 
     def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
-        changes_words = rules.lower_case or rules.typos or rules.no_final_punctuation
+        changes_words = any(share for name, share in vars(rules).items() if name != "joined")
         if changes_words and symbols_of(encoder.tokenizers.source) is not None:
             must = "empty except for `joined` if the source vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes source words.")
@@ -112,8 +117,9 @@ def noisy(source: str, rules: AugmentationRules, draws: Draws) -> str:
         parts = re.split(r"(\s+)", source)  # words and the spaces between them
         parts[::2] = [_mistyped(word, draws) if next(draws) < rules.typos else word for word in parts[::2]]
         source = "".join(parts)
-    if next(draws) < rules.lower_case:
-        source = source.lower()
+    for name, change in CASES.items():
+        if next(draws) < getattr(rules, name):
+            source = change(source)
     return unicodedata.normalize("NFC", source)
 
 

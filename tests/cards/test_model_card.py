@@ -65,6 +65,8 @@ def test_every_fact_is_in_the_card(card):
     intervals = [(scores[name], *scores[f"{name}_interval"]) for name in ("bleu", "token_error_rate")]
     assert all(f"| {value:.2f} [{low:.2f}, {high:.2f}] |" in card for value, low, high in intervals)
     assert f"built-in test, BLEU: `{scores['bleu_signature']}`" in card
+    assert "- built-in test: lost number 1,234 (5), repeated 2 (0)\n" in card
+    assert "false alarms" not in card_of(scores={"news": SCORES["news"]})
     assert "95 % intervals" not in card_of(scores={"news": SCORES["news"]})
     assert "cannot translate real text" not in card_of(datasets=["someone/pairs"])
     assert "/home" not in card_of(recipe={"output": "/home/me/runs/one"})  # paths of the training machine stay there
@@ -211,6 +213,7 @@ def test_a_wrong_fact_is_named():
         ({"scores": {}}, "`scores` must not be empty"),
         ({"source_language": "Korean"}, "`source_language` must be a language's code such as ko, but is 'Korean'"),
         ({"scores": {"news": {"bleu": 3.0}}}, r"`scores\['news'\]` must have `count` .* KeyError: 'count'"),
+        ({"scores": {"news": {"count": 1, "faults": {"repeated": "ab"}}}}, r"`scores\['news'\]` must have `count`"),
         ({"scores": {"news": {"count": 3, "bleu": [1]}}}, r"`scores\['news'\]` must have .* TypeError"),
         ({"scores": {"news": {"count": 3, "bleu": 1, "bleu_interval": [0]}}}, r"`scores.* must .* IndexError"),
     ]

@@ -141,8 +141,10 @@ def test_many_bad_lines_are_counted_and_another_encoding_is_named(model, printed
 
 
 def test_the_published_model_knows_its_longest_source_and_warns_of_longer_ones(model, printed):
-    longest = json.loads((model / "generation_config.json").read_text())["longest_trained_source"]
+    settings = json.loads((model / "generation_config.json").read_text())
+    longest, (shortest_ratio, usual, _) = settings["longest_trained_source"], settings["usual_length_ratios"]
     assert 10 < longest < 100
+    assert 0.1 < 3 * shortest_ratio <= usual + 1e-3 < 9
     text, alone = " ".join(SENTENCES * 3), printed("translate", model, *SENTENCES).splitlines()
     with pytest.warns(UserWarning, match=f"longer than the {longest} tokens"):
         printed("translate", model, text)
@@ -281,7 +283,9 @@ def test_evaluation_is_what_training_measured_and_people_see_intervals(model, pr
     data = ["--data", tmp_path / "a.ko", "--data", tmp_path / "a.en"]
     first, *lines = printed("evaluate", model, *data, "--bootstrap", 40).splitlines()
     assert first == "6 pairs"
+    *lines, faults = lines
     assert [line.split()[0] for line in lines] == ["BLEU", "chrF", "chrF++", "TER", "exact", "token", "character"]
+    assert faults.split() == ["faults", "none"]
     assert all("(95 %:" in line for line in lines)
     assert "tok:13a" in lines[0]
 

@@ -352,7 +352,7 @@ def test_the_command_scores_against_all_targets_that_are_right(evaluate):
 def test_the_command_shows_what_is_ignored_and_the_commonest_confusions(evaluate):
     lines = evaluate("--ignore", "[.]", "--confusions", 1).splitlines()
     assert lines[1] == "Matches of [.] are removed from predictions and references before scoring."
-    assert len(lines[2:-2]) == len(METRICS)
+    assert len(lines[2:-3]) == len(METRICS)  # before the faults and a confusion
     assert [name for name in PERCENTAGES if f"| `{name}` |" not in text_of("score_and_compare")] == []
     assert lines[-1].split("  ")[-1].strip() == "1: 고양이가 잔다. | A cat sleeps | The cat sleeps"
     found = json.loads(evaluate("--ignore", "[.]", "--confusions", 1, "--json"))

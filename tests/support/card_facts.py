@@ -8,7 +8,8 @@ from heedful.evaluation.metrics import score_translations
 PREDICTIONS = ["The cat sat on the mat.", "A dog runs in the park.", "It rains."] * 4
 REFERENCES = ["The cat sat on the mat.", "The dog runs through the park.", "It rains."] * 4
 SCORES = {
-    "built-in test": score_translations(PREDICTIONS, REFERENCES, bootstrap=40),
+    "built-in test": score_translations(PREDICTIONS, REFERENCES, bootstrap=40)
+    | {"faults": {"lost_number": [1234, 5], "repeated": [2, 0]}},
     "news": score_translations(PREDICTIONS[:5], REFERENCES[:5], metrics=("chrf",)),
 }
 FACTS: dict[str, Any] = {

@@ -263,7 +263,8 @@ class WithLoop(WithTrainer):
         translator = Translator.from_pretrained(self.folder / self.model, "cpu")
         budget = 1 if size == 1 else 30 * size
         sources, references = ([row[side] for row in rows] for side in ("ko", "en"))
-        texts = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
+        found = translate_on_ranks(translator, sources, accelerator, num_beams=1, token_budget=budget)
+        texts = [best.text for best in found]
         scores = score_translations(texts, references)
         return {
             "loss": validation_loss(translator.model, EncodedPairs(rows), budget, accelerator),

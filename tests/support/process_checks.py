@@ -50,7 +50,7 @@ R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
-SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "joined": 0.2}}
+SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "title_case": 0.2, "joined": 0.2}}
 
 
 def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin:train:300") -> dict:
@@ -433,7 +433,9 @@ def measure(folder: Path) -> dict:
         "validation_losses": losses,
         "scores": [*logged(folder / "plain", "validation/chrf"), result.metrics["small"]["chrf"]],
         "count": result.metrics["small"]["count"],
-        "translations": translate_on_ranks(translator, sources, accelerator, max_new_tokens=12),
+        "translations": [
+            best.text for best in translate_on_ranks(translator, sources, accelerator, max_new_tokens=12)
+        ],
         "target_tokens": result.progress.target_tokens,
         "losses_of_single_rows": losses_of_single_rows(folder, accelerator),
     }

@@ -92,6 +92,7 @@ class CardFacts:
         for test_set, scores in self.scores.items():
             try:
                 [f"{scores['count']:,}", *(_score(scores, metric) for metric in METRIC_NAMES)]
+                [f"{ours:,} {theirs:,}" for ours, theirs in dict(scores.get("faults", {})).values()]
             except (LookupError, TypeError, ValueError) as error:
                 must = "must have `count` and numbers as in `heedful evaluate --json`, but does not"
                 raise ValueError(f"`scores[{test_set!r}]` {must}: {first_line(error)}.") from None

@@ -14,13 +14,10 @@ from heedful.checking.findings import EXAMPLES, Level, RecipeFinding, RowCheck, 
 from heedful.data.cleaning import Judge, Splits
 from heedful.data.data_recipe import CleaningRules
 from heedful.data.languages import SCRIPTS_OF_LANGUAGES, lacks_script, language_named, main_script, script_of
+from heedful.evaluation.faults import length_ratios, usual_ratios
 from heedful.messages_heed import shortened
 
 NO_RULES = CleaningRules(drop_overlap=False)
-# Such a multiple of the usual ratio is an outlier, unless the spread is wide.
-OUTLIER_FACTOR = 3.0
-OUTLIER_SPREADS = 6.0
-SHORT_TEXT = 8  # characters added to both sides: short texts have unreliable ratios
 
 
 @dataclass(frozen=True)
@@ -142,21 +139,17 @@ def check_overlap(train: Pairs, rules: CleaningRules, held_out: Sequence[Pairs])
 
 def check_length_ratios(pairs: Pairs) -> Iterator[RecipeFinding]:
     """Find pairs with one side much too long: shifted rows, or half translations."""
-    if len(pairs) < 20:
+    if (usual := usual_ratios(pairs.sources, pairs.targets)) is None:
         return
-    # Medians: a few wrong pairs do not move them.
-    sources, targets = (np.array([len(text) for text in texts]) for texts in (pairs.sources, pairs.targets))
-    ratios = np.log((targets + SHORT_TEXT) / (sources + SHORT_TEXT))
-    distances = np.abs(ratios - (usual := np.median(ratios)))
-    spread = 1.4826 * float(np.median(distances))  # a normal distribution's standard deviation
-    limit = max(np.log(OUTLIER_FACTOR), OUTLIER_SPREADS * spread)
-    worst_first = np.argsort(-distances, kind="stable")
-    found = worst_first[distances[worst_first] > limit].tolist()
+    _, middle, highest = usual
+    distances = np.abs(np.log(length_ratios(pairs.sources, pairs.targets) / middle))
+    limit, worst_first = highest / middle, np.argsort(-distances, kind="stable")
+    found = worst_first[distances[worst_first] > np.log(limit)].tolist()
     message = PAIRS_THAT + "have a target more than {limit:.1f} times longer or shorter than usual for its source "
     message += "(usual here: {usual:.2f} target characters per source character)."
     advice = "Check for shifted rows. `data.cleaning.max_ratio` drops such pairs."
     check = RowCheck("length_ratio", message, advice, 0.01)
-    yield from check.findings(pairs, found, pairs.key, limit=np.exp(limit), usual=np.exp(usual))
+    yield from check.findings(pairs, found, pairs.key, limit=limit, usual=middle)
 
 
 # Column names, apart from languages.

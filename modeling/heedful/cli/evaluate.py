@@ -43,12 +43,12 @@ def evaluate(
     revision: options.Revision = None,
     device: options.Device = None,
 ) -> None:
-    """Translate and score a test set: BLEU, chrF, chrF++ and TER with signatures, exact match, error rates.
+    """Translate and score a test set: BLEU, chrF, chrF++ and TER with signatures, exact match, error rates, faults.
 
     With torchrun or accelerate launch, the processes share the sentences.
     """
     from heedful.data.sources import references_of
-    from heedful.evaluation import error_rates, metrics
+    from heedful.evaluation import error_rates, faults, metrics
 
     options.check_output(predictions, "--predictions", data)
     check_at_least(0, confusions=confusions)
@@ -67,16 +67,18 @@ def evaluate(
     learned = None if metric is None else learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
-    texts = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
-    if texts is None:
+    best, config = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
+    if not best:
         return
+    texts = [each.text for each in best]
     if predictions is not None:
         with options.writing(predictions) as stream:
             stream.writelines(one_line(text) + "\n" for text in texts)
     scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
-    lines = [metrics.scores_table(scores)]
     sources, seen = [pair["source"] for pair in pairs], metrics.comparable(texts, ignore)
+    scores["faults"] = faults.count_faults(pairs, best, config)
+    lines = [metrics.scores_table(scores)]
     if learned is not None:
         lines.append(learned.added_to(scores, sources, seen, left))
     if confusions:
@@ -161,8 +163,8 @@ def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> Non
 
 def _translate_all(
     folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
-) -> list[str] | None:
-    """Return the best translation of each source; with several processes, only in the main one."""
+) -> tuple[list[Any], Any]:
+    """Return each source's best translation, and the generation config; only the main process has any."""
     from heedful.decoding.translation import Translator
 
     accelerator = None
@@ -177,7 +179,7 @@ def _translate_all(
     if accelerator is None:
         with options.progress_bar(total=len(sources)) as bar:
             found = translator.translate_lines(sources, progress=bar.update, split=False, **settings)
-            return [best.text for best, *_ in found]
-    texts = translate_on_ranks(translator, sources, accelerator, **settings)
+            return [best for best, *_ in found], translator.model.generation_config
+    best = translate_on_ranks(translator, sources, accelerator, **settings)
     accelerator.end_training()
-    return texts if accelerator.is_main_process else None
+    return best if accelerator.is_main_process else [], translator.model.generation_config

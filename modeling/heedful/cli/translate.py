@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, tee
@@ -33,6 +34,7 @@ def translate(
     n_best: Annotated[int, Option("--n-best", help="Number of outputs per text, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each score before its output.")] = False,
     confidence: Annotated[bool, Option("--confidence", help="Print the expected quality in percent.")] = False,
+    check: Annotated[bool, Option("--check", help="Report repeated, cut-off, short and incomplete outputs.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON lines with text, score and confidence.")] = False,
     max_new_tokens: options.MaxNewTokens = None,
     early_stopping: Annotated[bool | None, Option(help="Stop beam search early. Default: the model's.")] = None,
@@ -55,18 +57,18 @@ def translate(
     table = options.texts_of(source, column, "--source")
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
-    if confidence:
-        from heedful.decoding.confidence import Confidence
+    options.check_apart(check=check, n_best=n_best > 1)
+    from heedful.decoding.confidence import Confidence
+    from heedful.evaluation.faults import described, find_faults
 
-        likely = Confidence.from_pretrained(model, revision)
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
     lines: Any = iter([text]) if text else of_table or lines_of(source)
-    sources: Any = lines
+    lines, sources = tee(lines)
     if confidence:
+        likely = Confidence.from_pretrained(model, revision)
         likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
-        lines, sources = tee(lines)
-        sources = chain.from_iterable(sources)
+    counts = Counter[str]()
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
     settings |= {"split": split or None, "paragraphs": paragraphs, "keep_going": not text}
@@ -76,10 +78,18 @@ def translate(
         if is_dialogue:
             print("Type sentences, one per line. Ctrl-D ends.", file=sys.stderr)
         found = translator.translate_lines(lines, chunk_size=None, progress=bar.update, **settings)
-        for translation in chain.from_iterable(found):
+        texts = (str(each).removeprefix("\ufeff") for each in chain.from_iterable(sources))
+        pairs = ((given, each) for row, given in zip(found, texts, strict=True) for each in row)
+        for number, (given, translation) in enumerate(pairs, start=1):
             values = {"score": translation.score} if scores or as_json else {}
+            if check:
+                faults = find_faults(given, translation.text, translator.model.generation_config, translation.finished)
+                counts.update([*faults])
+                if faults:
+                    options.report(f"line {number}: {described(faults)}")
+                values |= {"faults": faults} if as_json else {}
             if confidence:  # a text without translation has none
-                (ids,) = translator.tokenizers.encode_source([str(next(sources)).removeprefix("\ufeff")], to)
+                (ids,) = translator.tokenizers.encode_source([given], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None
                 values["confidence"] = None if rated is None else round(rated, 1)
             plain = translation.text.rstrip("\r\n") if paragraphs else translation.text
@@ -91,6 +101,8 @@ def translate(
                 columns = (none if value is None else format(value, FORMATS[name]) for name, value in values.items())
                 line = "\t".join([*columns, plain])
             print(one_line(line), file=stream, flush=options.is_stream(output), end=end)
+    if check:
+        options.report(f"faults: {described(counts)}")
 
 
 def lines_of(path: Path | None, left_out: Literal["byte", "line"] = "byte") -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import GenerationConfig
 
+from heedful.evaluation.faults import USUAL_RATIOS
 from heedful.protocols import Seq2SeqModel
 
 # Settings in a recipe that only `BeamSearch` uses, with values that change nothing.
@@ -31,7 +32,7 @@ OTHER = re.compile(
     "_.*|(eos|pad|bos|decoder_start)_token_id|max_length|max_new_tokens|temperature|(top|min|typical)_[kph]|"
     "(epsilon|eta)_cutoff|is_assistant|(num_)?assistant_.*|max_matching_ngram_size|(assistant|target)_lookbehind|"
     "use_cache|cache_.*|max_cache_len|compile_config|disable_compile|continuous_batching_config|prefill_chunk_size|"
-    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}"
+    f"low_memory|num_return_sequences|return_dict_in_generate|output_.*|transformers_version|{LONGEST_SOURCE}|{USUAL_RATIOS}"
 )
 # Values that change nothing, if not in `UNSET`.
 IDLE: dict[str, tuple[object, ...]] = {

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from heedful.data.languages import LOOKED_AT, is_unspaced, language_of
 from heedful.data.sources import sample
 from heedful.evaluation.error_rates import ERROR_RATES, PERCENTAGES, counts_of, percentage
+from heedful.evaluation.faults import described
 from heedful.files import duration, one_line
 from heedful.messages_heed import shortened, wrong
 
@@ -143,6 +144,8 @@ def scores_table(scores: Mapping[str, Any]) -> str:
         unit = " %" if name in PERCENTAGES else ""
         signature = scores.get(f"{name}_signature", "")
         lines.append(f"{title:<{TITLE_WIDTH}}{scores[name]:6.2f}{unit}{spread}  {signature}".rstrip())
+    counts = {name: f"{ours:,}, references {theirs:,}" for name, (ours, theirs) in scores.get("faults", {}).items()}
+    lines += [f"{'faults':<{TITLE_WIDTH}}  {described(counts)}"] * ("faults" in scores)
     return "\n".join(lines)
 
 

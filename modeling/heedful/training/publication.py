@@ -20,6 +20,7 @@ from heedful.data.sources import read_pairs, sample
 from heedful.decoding.loading import load_model
 from heedful.decoding.search_settings import LONGEST_SOURCE, SEARCH_SETTINGS
 from heedful.decoding.translation import Translator
+from heedful.evaluation.faults import USUAL_RATIOS, usual_ratios
 from heedful.files import written_folder
 from heedful.pipeline_heed import pipelines_of_folder
 from heedful.protocols import TrainableModel
@@ -68,6 +69,9 @@ def publish_weights(recipe: Recipe, corpus: Corpus, progress: Progress, accelera
     assert not unexpected, unexpected
     model.generation_config = with_decoding(model.generation_config, recipe.decoding)
     setattr(model.generation_config, LONGEST_SOURCE, corpus.training.longest_source)
+    if corpus.target_language is None:  # lengths depend on the language
+        sides = ([pair[side] for pair in corpus.validation_pairs] for side in ("source", "target"))
+        setattr(model.generation_config, USUAL_RATIOS, usual_ratios(*sides))
     codes = language_codes(recipe.card, recipe.data, corpus.validation_pairs)
     model.config.custom_pipelines = pipelines_of_folder(TASK if is_translation(*codes) else TEXT_TASK)
     if accelerator.is_main_process:

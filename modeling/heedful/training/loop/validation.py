@@ -14,8 +14,10 @@ from heedful.data.epochs.corpus import Corpus
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.sources import references_of, sample
+from heedful.decoding.engines import Translation
 from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
+from heedful.evaluation.faults import count_faults
 from heedful.evaluation.metrics import affordable_metrics, score_translations
 from heedful.protocols import Seq2SeqModel, TrainableModel
 from heedful.training.processes.collectives import all_reduce, is_sharded
@@ -71,20 +73,23 @@ def validation_loss(model: Seq2SeqModel, rows: EncodedPairs, token_budget: int, 
     return all_reduce(accelerator, total.item())[0] / int(rows.target_lengths.sum())
 
 
-def translate_on_ranks(translator: Translator, texts: list[str], accelerator: Accelerator, **search: Any) -> list[str]:
+def translate_on_ranks(
+    translator: Translator, texts: list[str], accelerator: Accelerator, **search: Any
+) -> list[Translation]:
     """Translate sentences spread over the ranks, and return all in order on every rank."""
     rank, world_size = accelerator.process_index, accelerator.num_processes
     found = translator.translate_lines(texts[rank::world_size], split=False, **search)
-    gathered = gather_object([(rank + world_size * number, best.text) for number, (best, *_) in enumerate(found)])
-    return [text for _, text in sorted(gathered)]
+    gathered = gather_object([(rank + world_size * number, best) for number, (best, *_) in enumerate(found)])
+    return [best for _, best in sorted(gathered)]
 
 
 def score_pairs(
     translator: Translator, pairs: Pairs, accelerator: Accelerator, scoring: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
     """Translate pairs' sources on all ranks, and score the results against all references."""
-    predictions = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
-    accepted = references_of(pairs)
+    found = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
+    predictions, accepted = [best.text for best in found], references_of(pairs)
     if "metrics" not in scoring:
         scoring = scoring | {"metrics": affordable_metrics(None, predictions, accepted)}
-    return score_translations(predictions, accepted, **scoring)
+    faults = count_faults(pairs, found, translator.model.generation_config)
+    return score_translations(predictions, accepted, **scoring) | {"faults": faults}

@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit, special_token
+from heedful.data.epochs.draws import CASES
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import evaluation_mode
 from heedful.protocols import Seq2SeqModel
@@ -32,6 +33,14 @@ TEXTS = (
     "हम कल सुबह मिलेंगे।",
     "Emoji 🙂 and mathematics: x² ≤ ½, two  spaces, a_name and user@example.org.",
 )
+# What users type too.
+INPUTS: dict[str, Callable[[str], str]] = {
+    "one word": lambda text: " ".join(text.split()[:1]),
+    "all capitals": CASES["upper_case"],
+    "title case": CASES["title_case"],
+    "empty input": lambda _: " \u200b\u3000",
+    "junk": lambda text: f"#@%& {text[::-1].swapcase()} asdf jkl; ?!?!?! 0987 \ufffd 🙂🙃 </b> {{0}}",
+}
 # Different lengths, so that each row has different padding.
 SOURCE_LENGTHS = (5, 32, 2, 20, 9, 27)
 TARGET_LENGTHS = (9, 4, 16, 1, 12, 7)

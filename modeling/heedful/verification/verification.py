@@ -5,6 +5,7 @@ import math
 import re
 import tempfile
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_t
 from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, reading, resolve_device
+from heedful.decoding.translation import Translator
+from heedful.evaluation.faults import find_faults
 from heedful.export import fresh_process
 from heedful.files import check_inside, first_line, listed, read_object
+from heedful.messages_heed import shortened
 from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
 from heedful.verification import samples
@@ -31,6 +35,7 @@ from heedful.verification.samples import Sample, Variation, difference, labels_o
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
 BEAMS = 4
+RUNAWAY = {"repeated", "cut_off", "too_long"}  # faults that no input should cause
 EXACT = (torch.float32, torch.float64)  # in other types, near ties are arbitrary
 
 
@@ -329,6 +334,29 @@ def check_special_text(tokenizers: TokenizerPair) -> Measured:
     return len(smuggled), 0, f"taken for special tokens: {', '.join([*smuggled][:4])}" if smuggled else message
 
 
+def check_inputs(name: str, model: Seq2SeqModel, tokenizers: TokenizerPair, texts: Sequence[str]) -> ModelFinding:
+    """Check that outputs run away no more often for unusual inputs of one kind than for (up to 20) ordinary texts."""
+    texts = texts[:20] or samples.TEXTS
+
+    @check(name)
+    def count_runaways() -> Measured:
+        if symbols_of(tokenizers.source) is not None:
+            raise SkippedError("the source vocabulary is closed, so it refuses other symbols")
+        sources = [*map(samples.INPUTS[name], texts), *texts]
+        language = tokenizers.languages[0] if len(tokenizers.languages) > 1 else None
+        with warnings.catch_warnings(action="ignore"):  # about outputs that are cut off
+            found = Translator(model, tokenizers).translate(sources, num_beams=1, target_language=language)
+        unusual, usual = list[str](), list[str]()
+        for number, (source, (best, *_)) in enumerate(zip(sources, found, strict=True)):
+            if RUNAWAY & find_faults(source, best.text, model.generation_config, best.finished).keys():
+                side = unusual if number < len(texts) else usual
+                side.append(f"{shortened(source)} gives {shortened(best.text)}")
+        message = "outputs that repeat themselves, are far too long or cut off; limit: those for ordinary texts"
+        return len(unusual), len(usual), "; ".join([message, *unusual[:1]])
+
+    return count_runaways()
+
+
 def _sides(tokenizers: TokenizerPair) -> Iterator[tuple[Callable[[list[str]], list[list[int]]], Any]]:
     """Yield each different tokenizer with its encoding method."""
     yield tokenizers.encode_target, tokenizers.target
@@ -402,10 +430,11 @@ def verify(
         ModelFinding("special ids", "FAIL", reason) if is_broken else check_special_ids(model, tokenizers),
     ]
     if tokenizers is None:
-        names = ("tokenizer round trip", "special tokens in a text")
+        names = ("tokenizer round trip", "special tokens in a text", *samples.INPUTS)
         findings += [ModelFinding(name, "skipped", reason) for name in names]
     else:
         findings += [check_round_trip(tokenizers, texts), check_special_text(tokenizers)]
+        findings += [check_inputs(name, model, tokenizers, texts) for name in samples.INPUTS]
     saved, parameters = read_object(folder / "config.json").get("dtype"), model.num_parameters()
     return Verification(findings, str(folder), type(model).__name__, parameters, dtype, saved, str(target))
 

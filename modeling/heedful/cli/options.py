@@ -334,7 +334,7 @@ def writes_unicode() -> bool:
     return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
-def write_pairs(output: Path, pairs: Iterable[dict[str, str]], making: Any = None, given: str = "") -> None:
+def write_pairs(output: Path, pairs: Iterable[dict[str, Any]], making: Any = None, given: str = "") -> None:
     """Write pairs (from `making`, if given), and print their number and the number left out."""
     count = 0
     with progress_bar() as bar, writing(output) as stream:

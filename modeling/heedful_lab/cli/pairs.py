@@ -11,6 +11,7 @@ from heedful.cli import options
 from heedful.cli.options import PairsFile, write_pairs
 
 pairs = Typer(help="Make pairs (`source`, `target`) for a task other than translation.", no_args_is_help=True)
+COLUMNS = "source", "target", "document"
 Texts = Annotated[str, Option(help="Correct texts: a file, or any location that `data.train` accepts.")]
 Column = Annotated[str | None, Option(help="The texts' column or language. Default: the only one, or whole lines.")]
 Typos = Annotated[float, Option(help="Share of words that get a typing mistake.")]
@@ -20,7 +21,8 @@ Lengths = Annotated[str, Option(help="Shortest and longest sequence, such as 1-2
 Symbols = Annotated[int, Option(help="Number of different symbols.")]
 Language = Annotated[str, Option(help="Language of words and digits, as in num2words. For dates: en or ko.")]
 Most = Annotated[int | None, Option("--count", min=1, help="Number of pairs. Default: one for each text.")]
-Count = Annotated[int, Option(min=1, help="Number of pairs.")]
+Count = Annotated[int, Option(min=1, help="Number of pairs, or of documents.")]
+Split = Annotated[str, Option(help="Split of the built-in corpus that the sentences are from.")]
 Seed = Annotated[int, Option(min=0, help="Random seed: another seed gives other pairs.")]
 
 
@@ -37,7 +39,7 @@ def task(command: Callable[..., None]) -> Callable[..., None]:
 
             settings["column"] = find_text_column(settings["texts"], settings["column"], "--column")
         made = getattr(task_pairs, f"{command.__name__.removesuffix('s')}_pairs")(**settings)
-        write_pairs(output, ({"source": source, "target": target} for source, target in made))
+        write_pairs(output, (dict(zip(COLUMNS, pair, strict=False)) for pair in made))
 
     return pairs.command()(options.safe_at_terminals(run))
 
@@ -74,3 +76,8 @@ def dates(output: PairsFile, count: Count, language: Language = "en", seed: Seed
 @task
 def reverse(output: PairsFile, count: Count, lengths: Lengths = "1-25", symbols: Symbols = 50, seed: Seed = 1) -> None:
     """Make pairs of symbol sequences and their reversals."""
+
+
+@task
+def documents(output: PairsFile, count: Count, split: Split = "train", seed: Seed = 1) -> None:
+    """Make documents (with the column `document`) of Korean and English sentences whose pronouns need context."""

@@ -1,4 +1,4 @@
-"""Pairs for tasks other than translation: from texts (spelling, spacing, scan) or by rule (numbers, dates, reverse).
+"""Pairs for other tasks than translating sentences: from texts (spelling, spacing, scan) or by rule (the others).
 
 The same arguments give the same pairs. `texts` is a location for `read_pairs`, `column` the texts' column or language,
 and `count` the number of pairs; too few texts are a `ValueError`.
@@ -17,6 +17,7 @@ from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs.draws import drawn_numbers, noisy
 from heedful.data.sources import read_pairs
 from heedful.files import check_at_least
+from heedful_lab.korean_english.documents import document_pairs as document_pairs
 from heedful_lab.tasks.korean_nouns import read_nouns
 
 Pair = tuple[str, str]  # source, target

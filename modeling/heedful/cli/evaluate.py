@@ -37,6 +37,7 @@ def evaluate(
     bootstrap: Annotated[int, Option(help="Resamples for the 95 % intervals; 0: no intervals.")] = 1000,
     metric: Annotated[str | None, Option(help="Additional score: comet:FOLDER, a saved COMET model.")] = None,
     confusions: Annotated[int, Option(help="Number of common token confusions to show.")] = 0,
+    document: Annotated[bool, Option("--document", help="Translate sentences after those before them.")] = False,
     token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="File for the outputs, one per line.")] = None,
     as_json: options.AsJson = False,
@@ -57,7 +58,8 @@ def evaluate(
     scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "bootstrap": bootstrap, "ignore": ignore}
     metrics.score_translations([""], [""], **scoring)  # raises before the translation
     source, target = columns_of(data, source, target, recipe)
-    pairs = list(options.read_pairs(data, source, target, split="test", references=references))
+    documents = documents_of(recipe) if document else None
+    pairs = list(options.read_pairs(data, source, target, split="test", references=references, documents=documents))
     accepted = references_of(pairs)
     left = metrics.references_left(ignore, accepted)
     metrics.fitting_tokenizer(tokenize, left)
@@ -67,6 +69,7 @@ def evaluate(
     learned = None if metric is None else learned_metric(metric, device)
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
+    search["context"] = documents.sentences - 1 if documents else 0
     best, config = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
     if not best:
         return
@@ -104,6 +107,13 @@ def recipe_in(model: str, revision: str | None = None) -> Any:
 
         return recipe_of(model_folder(model, revision))
     return None
+
+
+def documents_of(recipe: Any) -> Any:
+    """Return a recipe's `data.documents`, which `--document` needs."""
+    if recipe is None or not recipe.data.documents:
+        raise wrong("--document", "be left out unless the model's recipe.yaml has `data.documents`", "given")
+    return recipe.data.documents
 
 
 def scoring_of(recipes: Sequence[Any], tokenize: str | None, ignore: str | None) -> list[str | None]:
@@ -165,6 +175,7 @@ def _translate_all(
     folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
 ) -> tuple[list[Any], Any]:
     """Return each source's best translation, and the generation config; only the main process has any."""
+    from heedful.data.sources import sources_of
     from heedful.decoding.translation import Translator
 
     accelerator = None
@@ -174,7 +185,7 @@ def _translate_all(
 
         accelerator = join_processes(device)
         device = accelerator.device
-    translator, sources = Translator.from_pretrained(folder, device, revision), [pair["source"] for pair in pairs]
+    translator, sources = Translator.from_pretrained(folder, device, revision), sources_of(pairs)
     translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
     if accelerator is None:
         with options.progress_bar(total=len(sources)) as bar:

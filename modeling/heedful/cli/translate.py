@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from heedful.cli import options
+from heedful.cli.evaluate import documents_of, recipe_in
 from heedful.files import bounded_lines, is_pipe, json_line, one_line, other_encoding, ready_lines
 
 FORMATS = {"score": ".4f", "confidence": ".1f"}
@@ -30,6 +31,7 @@ def translate(
     output: options.TextFile = None,
     split: Annotated[bool, Option("--split", help="Split lines that are longer than those in training.")] = False,
     paragraphs: Annotated[bool, Option("--paragraphs", help="Split lines into sentences; keep markup.")] = False,
+    document: Annotated[bool, Option("--document", help="Translate lines after those before them.")] = False,
     num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Number of outputs per text, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each score before its output.")] = False,
@@ -58,10 +60,12 @@ def translate(
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
     options.check_apart(check=check, n_best=n_best > 1)
+    options.check_apart(document=document, confidence=confidence)
     from heedful.decoding.confidence import Confidence
     from heedful.evaluation.faults import described, find_faults
 
     translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
+    context = documents_of(recipe_in(model, revision)).sentences - 1 if document else 0
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
     lines: Any = iter([text]) if text else of_table or lines_of(source)
     lines, sources = tee(lines)
@@ -71,7 +75,7 @@ def translate(
     counts = Counter[str]()
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
-    settings |= {"split": split or None, "paragraphs": paragraphs, "keep_going": not text}
+    settings |= {"context": context, "split": split or None, "paragraphs": paragraphs, "keep_going": not text}
     is_dialogue = not text and source is None and sys.stdin.isatty()
     is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:

@@ -94,11 +94,12 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     from datasets import Dataset
 
     where = data.located
-    read = partial(read_pairs, source=data.source, target=data.target, references=data.references)
+    more: Any = {"references": data.references, "documents": data.documents}
+    read: Any = partial(read_pairs, source=data.source, target=data.target, **more)
     validation = None if where.validation is None else read(where.validation, split="validation")
     tests = {f"data.test.{name}": read(location, split=name) for name, location in where.test.items()}
     others = frozenset(t for name, place in data.held_out.items() for t in texts_of(place, name))
-    train = read_parts(data.parts, data.streaming)
+    train = read_parts(data.parts, streaming=data.streaming, documents=data.documents)
     total = len(train) if isinstance(train, Sized) else None
     if limit is not None:
         numbers = range(limit) if total is None else sample(range(total), limit)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heedful.data.tokenization import GAP, LANGUAGE_TAG
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, SEPARATOR
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key
@@ -50,6 +50,21 @@ class AugmentationRules(Section, section="data.augmentation"):
     joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)
 
 
+@dataclass(frozen=True)
+class DocumentRules(Section, section="data.documents"):
+    """Windows of consecutive sentences, from which a model learns to use earlier sentences as context."""
+
+    column: str | None = key("column with each pair's document; empty: blank lines separate documents", None)
+    sentences: int | None = key("most sentences in a window; empty: no windows", None, least=2)
+
+    def check(self) -> None:
+        """Refuse a column without windows."""
+        self.require(self or self.column is None, "sentences", "be given if `data.documents.column` is")
+
+    def __bool__(self) -> bool:
+        return self.sentences is not None
+
+
 @dataclass
 class DataRecipe(Section, section="data"):
     """Files, columns and limits of the pairs."""
@@ -85,6 +100,7 @@ class DataRecipe(Section, section="data"):
     max_target_tokens: int | None = key("pairs with a longer target are dropped; empty: no limit", 256, least=1)
     cleaning: CleaningRules = key("rules to drop pairs", CleaningRules)
     augmentation: AugmentationRules = key("random changes of training pairs, new in every epoch", AugmentationRules)
+    documents: DocumentRules = key("windows of a document's sentences, new in every epoch", DocumentRules)
     denoise: list[str] = key(
         "files with one target-language text a line (.txt, .gz), which the model learns to restore instead of pairs, "
         "in a run before the run with pairs; the tokenizer learns both",
@@ -96,16 +112,16 @@ class DataRecipe(Section, section="data"):
         check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
         if names := {"validation", "ended"} & self.test.keys():
             raise ValueError(f"`data.test` must not have a set called {names.pop()}: `metrics.json` has that name.")
-        for name in ("streaming", "mixture", "references", "denoise"):
+        for name in ("streaming", "mixture", "references", "denoise", "documents"):
             is_met = self.validation is not None or not getattr(self, name)
             self.require(is_met, "validation", f"be given if `data.{name}` is")
-        is_changed = self.mixture or self.augmentation != AugmentationRules()
-        must = "be false if `data.mixture` or `data.augmentation` is given"
+        is_changed = self.mixture or self.augmentation != AugmentationRules() or self.documents
+        must = "be false if `data.mixture`, `data.augmentation` or `data.documents` is given"
         self.require(not (self.streaming and is_changed), "streaming", must)
         must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture`"
         self.require(self.temperature == 1 or (self.mixture and not self.streaming), "temperature", must)
-        for name in ("mixture", "both_directions", "streaming", "augmentation") if self.denoise else ():
-            is_off = getattr(self, name) in ({}, False, AugmentationRules())
+        for name in ("mixture", "both_directions", "streaming", "augmentation", "documents") if self.denoise else ():
+            is_off = getattr(self, name) in ({}, False, AugmentationRules(), DocumentRules())
             self.require(is_off, name, "be left out if `data.denoise` is given")
         must = "be false if `data.denoise` is given"
         self.cleaning.require(not (self.denoise and self.cleaning.drop_identical), "drop_identical", must)
@@ -140,9 +156,9 @@ class DataRecipe(Section, section="data"):
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Additional tokens for the tokenizers: language tags, part tags, and a mask."""
+        """Additional tokens for the tokenizers: language tags, part tags, a mask and a separator."""
         tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
-        return (*self.languages, *tags, *[MASK] * bool(self.denoise))
+        return (*self.languages, *tags, *[MASK] * bool(self.denoise), *[SEPARATOR] * bool(self.documents))
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -152,10 +168,10 @@ class DataRecipe(Section, section="data"):
 
     def check_room(self, limit: int | None) -> None:
         """Raise a `ValueError` if rows made during an epoch may be longer than a model's positions."""
-        is_new = self.augmentation.joined or self.streaming or self.denoise
+        is_new = self.augmentation.joined or self.streaming or self.denoise or self.documents
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
-            where = "if epochs make new rows (`data.streaming`, `data.denoise`, `data.augmentation.joined`)"
+            where = "with `data.streaming`, `data.denoise`, `data.documents` or `data.augmentation.joined`"
             is_met = limit is None or not is_new or (most is not None and most <= limit)
             self.require(is_met, name, f"be at most {limit}, the model's positions, {where}")
 
@@ -183,7 +199,7 @@ def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | Non
         field, token = f"data.mixture.{name}", f"<{part.tag}>"
         if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
             raise wrong(f"{field}.to", f"be given if the target is {part.target}, not {target}", "empty")
-        is_taken = token in SPECIAL_TOKENS or part.tag == DENOISE or GAP.fullmatch(token)
+        is_taken = token in (*SPECIAL_TOKENS, SEPARATOR) or part.tag == DENOISE or GAP.fullmatch(token)
         if part.tag is not None and (is_taken or not OTHER_TAG.fullmatch(token)):
-            must = "letters, digits, '-' and '_', a letter first, and not pad, s, unk, mask, denoise or extra_id_0"
+            must = "letters, digits, '-' and '_', a letter first; not pad, s, unk, mask, sep, denoise or extra_id_0"
             raise wrong(f"{field}.tag", f"be {must}", repr(part.tag))

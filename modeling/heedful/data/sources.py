@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import entry_points
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice, pairwise, zip_longest
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from heedful.data import tables
-from heedful.data.data_recipe import OTHER_DIRECTION, MixturePart
+from heedful.data.data_recipe import OTHER_DIRECTION, DocumentRules, MixturePart
 from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
 from heedful.files import quoted
 from heedful.messages_heed import shortened, wrong
@@ -63,6 +63,7 @@ def read_pairs(
     split: str = "train",
     streaming: bool = False,
     references: str | None = None,
+    documents: DocumentRules | None = None,
 ) -> "Dataset | IterableDataset":
     """Read a parallel corpus as rows with the columns `source` and `target`, in NFC.
 
@@ -71,7 +72,8 @@ def read_pairs(
     in .tsv and .txt are plain text, unless pandas, Excel or csv wrote the file. `source` and `target` are languages in
     a `translation` column, or columns by name, or by number if the file has no header. "lemma,features" joins the
     texts of two columns with a space, and `group` is the source's first text. `references` is a column with the list
-    of all right texts, the target first. A stream is read and checked during iteration.
+    of all right texts, the target first. With `documents`, each pair has a `place`, consecutive in a document; blank
+    pairs are left out, and separate documents. A stream is read and checked during iteration.
     """
     import pyarrow as pa
     from datasets import Dataset, Features, IterableDataset, List, Value
@@ -79,26 +81,29 @@ def read_pairs(
     features = Features({"source": Value("string"), "target": Value("string")})
     if references is not None:
         features["references"] = List(Value("string"))
-    columns = (source, target) if isinstance(location, str) else ("source", "target")
+    columns: Columns = (source, target) if isinstance(location, str) else ("source", "target")
     if "," in columns[0]:
         features["group"] = Value("string")
+    if documents:
+        features["place"], columns = Value("int64"), (*columns, *filter(None, [documents.column]))
     read = partial(_checked_pairs, row_reader(location, columns, split, streaming), columns, references, streaming)
     if streaming:
         return cast("IterableDataset", IterableDataset.from_generator(read, features=features))
-    pairs, tables = read(), [features.arrow_schema.empty_table()]
+    pairs = (pair for pair in read() if not documents or f"{pair['source']}{pair['target']}".strip())
+    tables = [features.arrow_schema.empty_table()]
     while chunk := list(islice(pairs, ROWS_PER_CHUNK)):
         tables.append(pa.Table.from_pylist(chunk, schema=features.arrow_schema))
     return Dataset(pa.concat_tables(tables))
 
 
-def sample(rows: Sequence[Item], most: int | None) -> list[Item]:
-    """Return at most `most` rows in their order, drawn with a fixed seed because a file may be sorted."""
-    if most is None or len(rows) <= most:
-        return list(rows)
+def sample(rows: Sequence[Item], most: int | None, is_drawn: bool = True) -> list[Item]:
+    """Return at most `most` rows in order, drawn with a fixed seed because a file may be sorted, or the first ones."""
+    if most is None or len(rows) <= most or not is_drawn:
+        return list(islice(rows, most))
     return [rows[number] for number in sorted(Random(0).sample(range(len(rows)), most))]
 
 
-def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Dataset | IterableDataset":
+def read_parts(parts: Mapping[str, MixturePart], **options: Any) -> "Dataset | IterableDataset":
     """Read all parts except the other direction; if there are several, each pair gets its part number as `part`."""
     import pyarrow as pa
     from datasets import Dataset
@@ -107,10 +112,11 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Da
     for number, (key, part) in enumerate(parts.items()):
         if key != OTHER_DIRECTION:
             with reading(key):
-                read[number] = read_pairs(part.train, str(part.source), str(part.target), streaming=streaming)
+                read[number] = read_pairs(part.train, str(part.source), str(part.target), **options)
     if len(read) == 1:
         return read.popitem()[1]
-    tables = {number: pairs.data.table.select(["source", "target"]) for number, pairs in read.items()}
+    columns = [name for name in ("source", "target", "place") if name in next(iter(read.values())).column_names]
+    tables = {number: pairs.data.table.select(columns) for number, pairs in read.items()}
     numbers = {number: pa.array([number] * len(table), pa.int32()) for number, table in tables.items()}
     return Dataset(pa.concat_tables([tables[number].append_column("part", numbers[number]) for number in read]))
 
@@ -118,6 +124,12 @@ def read_parts(parts: Mapping[str, MixturePart], streaming: bool = False) -> "Da
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:
     """Return each pair's `references`, or only its target."""
     return [pair.get("references") or [pair["target"]] for pair in pairs]
+
+
+def sources_of(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the sources, those that begin a document after a line break."""
+    places = pairwise([0, *(pair.get("place", 0) for pair in pairs)])
+    return ["\n" * (place > last + 1) + pair["source"] for (last, place), pair in zip(places, pairs, strict=True)]
 
 
 def first_rows(location: str | Sequence[str], count: int, split: str = "train") -> list[Mapping[str, Any]]:
@@ -180,8 +192,9 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
     found: set[str] = set()
     columns: dict[str, None] = {}  # in rows that lack a name
     empty: dict[str, list[tuple[str, int]]] = {}
+    position, last = 0, list[list[str]]()
     for file, number, cells in rows():
-        sides: tuple[list[str], list[str]] = [], []
+        sides: list[list[str]] = [[] for _ in names]
         parts = [(side, part) for side, name in zip(sides, names, strict=True) for part in parts_of(name, cells)]
         for side, part in parts:
             translation = cells.get("translation")
@@ -189,17 +202,20 @@ def _checked_pairs(rows: Reader, names: Columns, references: str | None, streami
             text = column.get(part)
             if part in column:
                 found.add(part)
-            if isinstance(text, str):
-                side.append(unicodedata.normalize("NFC", text))
+            if isinstance(text, str) or (text is not None and part in names[2:]):
+                side.append(unicodedata.normalize("NFC", str(text)))
             elif text is None:
                 empty.setdefault(part, []).append((file, number))
                 columns.update(dict.fromkeys(column))
             else:
                 raise ValueError(f"{part!r} must be text, but is {shortened(text)} instead in row {number} of {file}.")
         if sum(map(len, sides)) == len(parts):
-            pair: dict[str, Any] = dict(zip(("source", "target"), map(" ".join, sides), strict=True))
+            pair: dict[str, Any] = dict(zip(("source", "target"), map(" ".join, sides), strict=False))
             if references is not None:
                 pair["references"] = _accepted(references, pair["target"], file, number, cells)
+            if not streaming:  # left out without `documents`
+                position, last = position + 1 + (sides[2:] != last), sides[2:]
+                pair["place"] = position
             yield pair | ({"group": sides[0][0]} if "," in names[0] else {})
         elif streaming:
             break
@@ -243,7 +259,7 @@ def _builtin(location: str, columns: Columns) -> Reader:
     if match is None or match["split"] not in corpus.splits:
         must = f"be builtin:SPLIT:COUNT with a split of {', '.join(corpus.splits)} and a count of at least 1"
         raise wrong("location", must, repr(location))
-    for field, language in zip(("source", "target"), columns, strict=True):
+    for field, language in zip(("source", "target"), columns, strict=False):
         if language not in corpus.languages and columns != ANY_COLUMNS:
             raise wrong(field, f"be {' or '.join(corpus.languages)} for the built-in corpus", repr(language))
     return partial(_numbered, location, corpus.draw, match["split"], int(match["count"]))

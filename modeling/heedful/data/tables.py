@@ -13,7 +13,7 @@ from pathlib import Path
 
 from heedful.files import LONGEST_LINE, bounded_lines, other_encoding, quoted
 
-Columns = tuple[str, str]  # of source and target
+Columns = tuple[str, ...]  # of source and target, perhaps of documents
 DELIMITERS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars", "\n": "line ends"}
 # Punctuation in prose: before a space, in a number, or at the end of an HTML entity.
 PROSE = {",": re.compile(r"\0\s|\d\0[\d–-]"), ";": re.compile(r"\0\s|&#?\w+\0")}

@@ -47,6 +47,7 @@ for pattern in json.load(sys.stdin):
 """
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 GAP = re.compile(r"<extra_id_\d+>|<mask>")  # T5 or BART fills them
+SEPARATOR = "<sep>"  # between the sentences of a document's window, in both vocabularies
 
 
 class TokenizerPair:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from heedful.data.tokenization import LANGUAGE_TAG, TokenizerPair
+from heedful.data.tokenization import LANGUAGE_TAG, SEPARATOR, TokenizerPair
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key
 from heedful.symbols_heed import CHARACTER, check_are_several
@@ -107,19 +107,20 @@ def train_tokenizers(
       closed, and an unseen word raises an `UnknownSymbol`; otherwise it becomes `<unk>`.
 
     Ids 0 to 3 are `<pad>`, `<s>`, `</s>` and `<unk>`. Tags for the `languages` follow in the source vocabulary; names
-    in angle brackets, such as `<bt>`, are tags themselves. `vocab_size` counts all tokens; a warning follows if the
-    texts allow fewer. None keeps all tokens of "character", "jamo" and "word". `target_vocab_size` is for a separate
-    target; None means `vocab_size`, or all if the target has its own algorithm. Texts are read once, and need not fit
-    in memory.
+    in angle brackets, such as `<bt>`, are tags themselves. `<sep>` is in the target vocabulary too. `vocab_size`
+    counts all tokens; a warning follows if the texts allow fewer. None keeps all tokens of "character", "jamo" and
+    "word". `target_vocab_size` is for a separate target; None means `vocab_size`, or all if the target has its own
+    algorithm. Texts are read once, and need not fit in memory.
     """
     algorithms = (algorithm, algorithm) if isinstance(algorithm, str) else algorithm
     for each in algorithms:
         if each not in get_args(Algorithm):
             raise wrong("algorithm", f"be one of {', '.join(get_args(Algorithm))}", repr(each))
     tags = _language_tags(languages)
+    of_target = [tag for tag in tags if tag == SEPARATOR]
     is_same = isinstance(algorithm, str) and target_vocab_size is None
     size, size_name = (vocab_size, "vocab_size") if is_same else (target_vocab_size, "target_vocab_size")
-    sides = [("vocab_size", algorithms[0], vocab_size, len(tags)), (size_name, algorithms[1], size, 0)]
+    sides = [("vocab_size", algorithms[0], vocab_size, len(tags)), (size_name, algorithms[1], size, len(of_target))]
     for name, each, number, more in sides[:1] if joint else sides:
         check_size(name, each, number, len(SPECIAL_TOKENS) + more)
         if number is not None and number > MOST_TOKENS:
@@ -133,7 +134,7 @@ def train_tokenizers(
         check_are_several(texts, name)
     texts = chain(source_texts, target_texts) if joint else source_texts
     source = _train_one(texts, algorithms[0], vocab_size, "vocab_size", tags)
-    target = source if joint else _train_one(target_texts, algorithms[1], size, size_name, [])
+    target = source if joint else _train_one(target_texts, algorithms[1], size, size_name, of_target)
     return TokenizerPair(source, target)
 
 

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TEXT_TASK, position_limit
 from heedful.data.tokenization import TokenizerPair
+from heedful.decoding.documents import Documents, Found, Rows
 from heedful.decoding.engines import EngineName, GenerateEngine, Progress, Translation, ignored
 from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
 from heedful.decoding.native.engine import NativeEngine, may_replace
@@ -41,6 +42,7 @@ class Search:
     trained: int | None = None  # longest source in training, in tokens, if known
     split: bool | None = False
     every_line: bool = False
+    documents: Documents | None = None
     keep_going: bool = False
     sampling: SeededSampling | None = None
     progress: Progress = ignored
@@ -82,6 +84,9 @@ class Tally:
         if self.unknown:
             have = "output has" if self.unknown == 1 else "outputs have"
             warnings.warn(f"{self.unknown} {have} {UNKNOWN}.", stacklevel=3)
+        if (documents := self.search.documents) is not None and documents.unmatched:
+            why = "with context, the output has other separators or is cut off"
+            warnings.warn(f"Sentences translated without context: {documents.unmatched} ({why}).", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
@@ -175,6 +180,7 @@ class Translator:
         max_new_tokens: int | None = None,
         early_stopping: bool | None = None,
         token_budget: int = 8192,
+        context: int = 0,
     ) -> list[list[Translation]]:
         """Translate sentences.
 
@@ -191,15 +197,17 @@ class Translator:
             max_new_tokens: Longest translation in tokens; None uses the generation config's limit, else 256.
             early_stopping: Whether beam search ends with its `num_beams`-th hypothesis; None uses the config.
             token_budget: Batch size in padded source tokens × beams; a longer sentence runs alone.
+            context: Most texts before each that the model sees with it, if it was trained on documents; a blank text,
+                or a text after a line break, begins a document. `score` is then that of all of them.
 
         Returns:
             The `num_return_sequences` translations of each sentence, in the order of `texts`.
 
         Raises:
             ValueError: If a setting is out of range, or a sentence exceeds the model's learned positions, or has more
-                than 8,192 tokens although training had no such source.
+                than 8,192 tokens although training had no such source, or the tokenizers have no `<sep>`.
         """
-        options: dict[str, Any] = {"target_language": target_language, "token_budget": token_budget}
+        options: Any = {"target_language": target_language, "token_budget": token_budget, "context": context}
         tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
         results = self._translate(checked_texts(texts), tally, first_number=1)
         tally.warn()
@@ -319,6 +327,7 @@ class Translator:
         config.num_return_sequences = num_return_sequences
         check_at_least(1, num_beams=config.num_beams, num_return_sequences=num_return_sequences)
         check_at_least(1, token_budget=options["token_budget"], max_new_tokens=max_new_tokens)
+        check_at_least(0, context=(context := options.pop("context")))
         if num_return_sequences > config.num_beams and not config.do_sample:
             raise wrong("num_return_sequences", f"be at most `num_beams` ({config.num_beams})", num_return_sequences)
         if config.num_beams > (vocabulary := len(self.tokenizers.target)):
@@ -339,7 +348,9 @@ class Translator:
         if positions is not None and bound > positions and max_new_tokens is not None:
             raise wrong("max_new_tokens", f"be at most {positions}, the model's number of positions", max_new_tokens)
         config.max_new_tokens, config.max_length = bound if positions is None else min(bound, positions), None
-        return Search(config, positions=positions, trained=self._longest_trained(), **options)
+        trained = self._longest_trained()
+        documents = Documents(self.tokenizers, context, trained or MOST_SOURCE_TOKENS) if context else None
+        return Search(config, positions=positions, trained=trained, documents=documents, **options)
 
     def _longest_trained(self) -> int | None:
         trained = getattr(self.model.generation_config, LONGEST_SOURCE, None)
@@ -375,12 +386,17 @@ class Translator:
             tally.paragraphs = Paragraphs(search.every_line)
         apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)
-        own: dict[str, Any] = {} if apart else {"progress": search.progress}  # a split text has several rows
-        if (sampling := search.sampling) is not None:
-            own["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
-        sources = [row for *_, row in rows]
-        found = self._engine(search.config).search(sources, search.config, search.token_budget, **own) if rows else []
-        search.progress(len(texts) - (0 if apart else len(rows)))
+        own: dict[str, Any] = {} if apart or search.documents else {"progress": search.progress}  # a row for a text
+
+        def searched(rows: Rows) -> Found:
+            if (sampling := search.sampling) is not None:
+                own["processors"] = lambda batch: sampling.processors([rows[index][0] for index in batch])
+            engine, sources = self._engine(search.config), [row for *_, row in rows]
+            return engine.search(sources, search.config, search.token_budget, **own) if rows else []
+
+        begins = {number for number, text in enumerate(texts, start=first_number) if text[:1] == "\n"}
+        found = search.documents.search(rows, begins, searched) if search.documents else searched(rows)
+        search.progress(len(texts) - (len(rows) if "progress" in own else 0))
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
         parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(dict)
         for (number, place, _), row in zip(rows, found, strict=True):

@@ -192,7 +192,7 @@ def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict
 def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     """Fill in a recipe's open settings to fit its data and this machine, and log them."""
     data: DataRecipe = make_section(DataRecipe, tree.get("data"), "data.")
-    pairs = read_parts(data.parts, data.streaming)
+    pairs = read_parts(data.parts, streaming=data.streaming)
     # A recipe with a tokenizer section gets settings for the default, joint byte pairs.
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None

@@ -132,12 +132,13 @@ def score_published(
     loss = validation_loss(translator.model, corpus.validation, token_budget, accelerator)
     metrics: dict[str, Any] = {"validation": {"loss": loss, "perplexity": float(torch.tensor(loss).exp())}}
     scoring = {"bootstrap": decoding.bootstrap, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
-    settings = {"target_language": corpus.target_language, "token_budget": token_budget}
+    settings = {"target_language": corpus.target_language, "token_budget": token_budget, "context": corpus.context}
+    columns: dict[str, Any] = {"references": data.references, "documents": data.documents}
     for name, location in data.located.test.items():
-        pairs = list(read_pairs(location, data.source, data.target, split=name, references=data.references))
+        pairs = list(read_pairs(location, data.source, data.target, split=name, **columns))
         metrics[name] = score_pairs(translator, pairs, accelerator, scoring, **settings)
     if not data.test:  # each card needs a score
-        pairs = sample(corpus.validation_pairs, sentences or None)
+        pairs = sample(corpus.validation_pairs, sentences or None, not corpus.context)
         metrics["validation"] |= score_pairs(translator, pairs, accelerator, scoring, **settings)
     return metrics
 

@@ -242,7 +242,7 @@ class Recipe(Section):
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": data.streaming, "data.augmentation": noise}
-            drawn["data.denoise"] = data.denoise
+            drawn |= {"data.denoise": data.denoise, "data.documents.sentences": data.documents.sentences}
             drawn |= {f"data.mixture.{name}.tag": part.tag for name, part in data.mixture.items()}
             for name, value in drawn.items():
                 if value:

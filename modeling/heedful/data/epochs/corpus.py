@@ -14,7 +14,7 @@ from heedful.data.cleaning import CleaningReport, Splits
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs import encoding
 from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
-from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling
+from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling, Windows
 from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
@@ -128,11 +128,12 @@ class Corpus:
     training: StoredRows | StreamedRows
     tokenizers: TokenizerPair
     validation: EncodedPairs
-    validation_pairs: list[dict[str, Any]]  # texts, perhaps with `references`
+    validation_pairs: list[dict[str, Any]]  # texts, perhaps with `references` or a `place`
     tests: dict[str, EncodedPairs]  # test sources, by recipe key
     report: CleaningReport
     target_language: str | None  # in validation and tests, if the model has several
     fingerprint: str  # a checksum of the rows; a stream's training rows are left out
+    context: int = 0  # most sentences before another in its window
 
 
 def encode(
@@ -148,7 +149,7 @@ def encode(
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     denoising = Denoising(encoder, batching.seed) if data.denoise else None
     pairs: Any = encoding.with_other_direction(kept.train) if data.both_directions else kept.train
-    held_out: Any = encoding.both_ways(kept.validation) if data.both_directions else kept.validation
+    held_out: Any = [*encoding.both_ways(kept.validation)] if data.both_directions else kept.validation
     if denoising is not None:
         pairs = pairs.select(np.flatnonzero(np.isin(encoding.numbers_of_parts(pairs), data.denoised)))
         held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
@@ -170,6 +171,10 @@ def encode(
             drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
         if any(asdict(data.augmentation).values()):
             drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
+        if (most := data.documents.sentences) is not None:
+            validation = Windows(most, held_out, encoder, batching.seed).rows(validation, HELD_OUT)
+            drawn.append(Windows(most, pairs, encoder, batching.seed).rows)
+            fingerprint += drawn[-1](rows, 0).fingerprint()  # of the documents
         if teacher is not None:
             known = TeacherTokens(teacher)
             fingerprint += known.check(tokenizers, rows)
@@ -187,6 +192,7 @@ def encode(
         report=kept.report,
         target_language=language,
         fingerprint=validation.fingerprint() + training.fingerprint,
+        context=(data.documents.sentences or 1) - 1,
     )
 
 

@@ -1,18 +1,19 @@
-"""New draws in every epoch: rows of parts, pairs with users' typing habits, and damaged texts."""
+"""New draws in every epoch: rows of parts, pairs with users' typing habits, damaged texts, and documents' windows."""
 
 import logging
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import regex
 
 from heedful.data.data_recipe import MASK, AugmentationRules
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, numbers_of_parts
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, numbers_of_parts, window_of
+from heedful.data.tokenization import SEPARATOR
 from heedful.messages_heed import wrong
 from heedful.symbols_heed import symbols_of
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OF_PARTS, OF_CHANGES, OF_DAMAGES = 0x5A3, 0xA06, 0xD401  # separate the draws of one seed and epoch
+OF_PARTS, OF_CHANGES, OF_DAMAGES, OF_WINDOWS = 0x5A3, 0xA06, 0xD401, 0xD0C5  # separate the draws of one seed and epoch
 FINAL_PUNCTUATION = re.compile(r"\s*[.?!…。．？！｡।۔؟።։]+\s*$")  # with the space of French
 HELD_OUT = 2**32 - 1  # epoch number for held-out texts
 SHARE, LENGTH = 0.3, 3  # share of dropped tokens; mean span length
@@ -99,7 +100,7 @@ class Augmentation:
         encoded = dict(zip(changed, self._encoder.rows(changed.values()), strict=True))
         if too_long := sum(row is None for row in encoded.values()):
             logger.info("%s of %s changed pairs stay unchanged: they would be too long", too_long, len(changed))
-        return EncodedPairs(encoded.get(index) or rows[index] for index in range(len(rows)))
+        return EncodedPairs((encoded.get(index) or rows[index] for index in range(len(rows))), rows.numbers)
 
 
 def drawn_numbers(*seeds: int, block: int = 2**12) -> Draws:
@@ -149,16 +150,14 @@ class Denoising:
         if not encoder.tokenizers.is_joint:
             raise wrong("data.denoise", "be empty if source and target have separate vocabularies", "given")
         tokenizer = encoder.tokenizers.source
-        self._mask, self._seed = control_id(MASK, encoder.tokenizers, "data.denoise"), seed
+        self._mask, self._seed = control_id(MASK, tokenizer, "data.denoise"), seed
         self._limit = encoder.max_source_tokens or math.inf
         special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = special - {tokenizer.unk_token_id}  # it is text
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return an epoch's rows with their `numbers`."""
-        found = EncodedPairs(self._damaged(rows, epoch))
-        found.numbers = rows.numbers
-        return found
+        return EncodedPairs(self._damaged(rows, epoch), rows.numbers)
 
     def _damaged(self, rows: EncodedPairs, epoch: int) -> Iterator[dict[str, Tokens]]:
         for number, row in enumerate(rows[index] for index in range(len(rows))):
@@ -196,3 +195,35 @@ def _poisson(mean: float, draws: Draws) -> int:
     while product > math.exp(-mean):
         number, product = number + 1, product * next(draws)
     return number
+
+
+class Windows:
+    """Joins consecutive rows of documents to windows (Tiedemann and Scherrer, 2017, arXiv 1708.05943).
+
+    Seed, epoch and rows decide the windows, each of one to `sentences` rows. A row that would make a window too long
+    begins the next one. The `numbers` of rows are places in `pairs`.
+    """
+
+    def __init__(self, sentences: int, pairs: Iterable[Mapping[str, Any]], encoder: PairEncoder, seed: int):
+        self._most, self._seed = sentences, seed
+        self._limits = encoder.max_source_tokens or math.inf, encoder.max_target_tokens or math.inf
+        sides = {"input_ids": encoder.tokenizers.source, "labels": encoder.tokenizers.target}
+        self._ids = [(side, control_id(SEPARATOR, each, "data.documents")) for side, each in sides.items()]
+        self._places = np.array([(pair.get("part", 0) << 40) + pair["place"] for pair in pairs], np.int64)
+
+    def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
+        """Return an epoch's windows; epochs count from 0."""
+        draws, places = drawn_numbers(self._seed, epoch, OF_WINDOWS), self._places[rows.numbers]
+        lengths, windows, left = np.stack([rows.source_lengths, rows.target_lengths], axis=1), list[list[int]](), 0
+        for index in np.argsort(places, kind="stable").tolist():
+            follows = left and places[index] == places[windows[-1][-1]] + 1
+            if follows and (lengths[[*windows[-1], index]].sum(axis=0) <= self._limits).all():
+                windows[-1].append(index)
+                left -= 1
+            else:
+                windows.append([index])
+                left = int(next(draws) * self._most)
+        return EncodedPairs(
+            {side: window_of([rows[index][side] for index in window], id_) for side, id_ in self._ids}
+            for window in windows
+        )

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedTokenizerFast
 
 SOURCES_FILE = "training_sources.bin"  # checksums, in the run's folder
 CHUNK = 2000  # pairs in a tokenizer call, enough for all cores
@@ -56,26 +57,24 @@ class EncodedPairs:
     `None` rows are dropped: `left_out` counts them, and `numbers` `(rows,)` are the kept rows' original positions.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, list[int]] | None]):
+    def __init__(self, rows: Iterable[Mapping[str, list[int]] | None], numbers: np.ndarray | None = None):
         sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        numbers, self.left_out = [], 0
+        kept, self.left_out = [], 0
         for number, row in enumerate(rows):
             if row is None:
                 self.left_out += 1
             else:
-                numbers.append(number)
+                kept.append(number)
                 sides[0].append(np.asarray(row["input_ids"], dtype=np.int32))
                 sides[1].append(np.asarray(row["labels"], dtype=np.int32))
-        self.numbers = np.array(numbers, np.int64)
+        self.numbers = np.array(kept, np.int64) if numbers is None else numbers
         self.sources, self.targets = (np.concatenate([np.empty(0, np.int32), *side]) for side in sides)
         self._source_bounds, self._target_bounds = (np.cumsum([0, *map(len, side)], dtype=np.int64) for side in sides)
         self.source_lengths, self.target_lengths = map(np.diff, (self._source_bounds, self._target_bounds))
 
     def chosen(self, rows: np.ndarray) -> "EncodedPairs":
         """Return some rows, with their `numbers`."""
-        chosen = EncodedPairs(self[index] for index in rows.tolist())
-        chosen.numbers = self.numbers[rows]
-        return chosen
+        return EncodedPairs((self[index] for index in rows.tolist()), self.numbers[rows])
 
     def __len__(self) -> int:
         return len(self.source_lengths)
@@ -104,17 +103,22 @@ def source_prefixes(data: DataRecipe, tokenizers: TokenizerPair) -> list[list[in
         must = f"have a tag for each learned language ({wanted})"
         raise wrong("tokenizer.path` or `model.start_from", must, f"those of {found}", verb="has")
     tags = ((part.tag, "data.denoise" if part.tag == DENOISE else f"{key}.tag") for key, part in parts.items())
-    ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers, key)] for tag, key in tags)
+    ids = ([] if tag is None else [control_id(f"<{tag}>", tokenizers.source, key)] for tag, key in tags)
     heads = (tokenizers.head(part.to if is_known else None) for part in parts.values())
     return [head + id_ for head, id_ in zip(heads, ids, strict=True)]
 
 
-def control_id(token: str, tokenizers: TokenizerPair, key: str) -> int:
-    """Return the id of a tag or the mask; raise a `ValueError` unless it is a control token never read from text."""
-    id_ = tokenizers.source.added_tokens_encoder.get(token)
-    is_closed = symbols_of(tokenizers.source) is not None  # it accepts only its symbols
+def window_of(rows: Sequence[Sequence[int]], separator: int) -> list[int]:
+    """Join sentences' ids, with a separator for each `</s>` but the last."""
+    return [*chain.from_iterable((*row[:-1], separator) for row in rows[:-1]), *rows[-1]]
+
+
+def control_id(token: str, tokenizer: "PreTrainedTokenizerFast", key: str) -> int:
+    """Return the id of a control token; raise a `ValueError` unless it is one that is never read from text."""
+    id_ = tokenizer.added_tokens_encoder.get(token)
+    is_closed = symbols_of(tokenizer) is not None  # it accepts only its symbols
     texts = [] if is_closed else [token, f"a {token} a"]
-    if id_ is None or any(id_ in tokenizers.source(text, verbose=False)["input_ids"] for text in texts):
+    if id_ is None or any(id_ in tokenizer(text, verbose=False)["input_ids"] for text in texts):
         must = "be a special token that the tokenizer never makes from text"
         raise wrong(key, must, token, advice="remove `tokenizer.path` to train a tokenizer, or leave the key out")
     return int(id_)

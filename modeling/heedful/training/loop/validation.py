@@ -13,7 +13,7 @@ from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
 from heedful.data.epochs.corpus import Corpus
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
-from heedful.data.sources import references_of, sample
+from heedful.data.sources import references_of, sample, sources_of
 from heedful.decoding.engines import Translation
 from heedful.decoding.translation import Translator
 from heedful.evaluation.error_rates import ERROR_RATES
@@ -34,10 +34,10 @@ def validate(
 ) -> dict[str, float]:
     """Return loss, perplexity and scores; the model stays in evaluation mode."""
     accelerator, budget = engine.accelerator, engine.feed.token_budget
-    pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences), corpus.tokenizers
+    pairs, tokenizers = sample(corpus.validation_pairs, settings.sentences, not corpus.context), corpus.tokenizers
     scoring = {"metrics": METRICS, "tokenize": decoding.bleu_tokenizer, "ignore": decoding.ignore}
     search: dict[str, Any] = {"num_beams": 1, "max_new_tokens": settings.max_new_tokens}
-    search |= {"target_language": corpus.target_language, "token_budget": budget}
+    search |= {"target_language": corpus.target_language, "token_budget": budget, "context": corpus.context}
     with _measured_model(engine) as model:
         loss = validation_loss(model, corpus.validation, budget, accelerator)
         values = {"loss": loss, "perplexity": math.exp(min(loss, 100))}
@@ -77,17 +77,18 @@ def translate_on_ranks(
     translator: Translator, texts: list[str], accelerator: Accelerator, **search: Any
 ) -> list[Translation]:
     """Translate sentences spread over the ranks, and return all in order on every rank."""
-    rank, world_size = accelerator.process_index, accelerator.num_processes
-    found = translator.translate_lines(texts[rank::world_size], split=False, **search)
-    gathered = gather_object([(rank + world_size * number, best) for number, (best, *_) in enumerate(found)])
-    return [best for _, best in sorted(gathered)]
+    share = math.ceil(len(texts) / accelerator.num_processes)
+    own = share * accelerator.process_index
+    first = max(0, own - search.get("context", 0))  # the texts before its own are only context
+    found = translator.translate_lines(texts[first : own + share], split=False, **search)
+    return list(gather_object([best for best, *_ in found][own - first :]))
 
 
 def score_pairs(
     translator: Translator, pairs: Pairs, accelerator: Accelerator, scoring: dict[str, Any], **search: Any
 ) -> dict[str, Any]:
     """Translate pairs' sources on all ranks, and score the results against all references."""
-    found = translate_on_ranks(translator, [pair["source"] for pair in pairs], accelerator, **search)
+    found = translate_on_ranks(translator, sources_of(pairs), accelerator, **search)
     predictions, accepted = [best.text for best in found], references_of(pairs)
     if "metrics" not in scoring:
         scoring = scoring | {"metrics": affordable_metrics(None, predictions, accepted)}

@@ -76,7 +76,7 @@ def test_the_chatbots_answers_are_counted_as_the_guide_does(tmp_path, monkeypatc
     assert capsys.readouterr().out == "distinct-1 0.600\ndistinct-2 0.500\n"
 
 
-WRITTEN = ("pairs.yaml", "one.yaml", "forms.yaml", "czech.yaml")  # by readers
+WRITTEN = ("pairs.yaml", "one.yaml", "forms.yaml", "czech.yaml", "documents.yaml")  # by readers
 # The parser's errors for a command without its arguments, and its end after `--help`.
 BEGUN = ("MissingParameter", "BadOptionUsage", "NoArgsIsHelpError", "Exit")
 

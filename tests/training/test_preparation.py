@@ -90,6 +90,7 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
     lengths = [len(word.strip()) for word in words if "a" in word], [len(text) for text in drawn["target"][:]]
     assert all(len(some) == 20 and min(some) < 40 and max(some) > 160 for some in lengths)
     assert sample(rows, None) == sample(rows, 200) == rows
+    assert sample(rows, 3, is_drawn=False) == rows[:3]
 
 
 def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):

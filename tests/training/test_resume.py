@@ -78,6 +78,7 @@ SEVERAL = {
         **{"lower_case": 0.1, "upper_case": 0.1, "title_case": 0.1},
         **{"typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
     },
+    "data.documents": {"sentences": 3},
 }
 FEW = {"optimization.r_drop": 5.0, "data.train": "builtin:train:80"}
 KINDS = {

@@ -61,10 +61,10 @@ def translate(
     options.check_apart(confidence=confidence, n_best=n_best > 1)
     options.check_apart(check=check, n_best=n_best > 1)
     options.check_apart(document=document, confidence=confidence)
-    from heedful.decoding.confidence import Confidence
+    translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
+    from heedful.decoding.confidence import Confidence  # only now: the quick start imports little
     from heedful.evaluation.faults import described, find_faults
 
-    translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
     context = documents_of(recipe_in(model, revision)).sentences - 1 if document else 0
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
     lines: Any = iter([text]) if text else of_table or lines_of(source)

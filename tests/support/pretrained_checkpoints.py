@@ -84,9 +84,11 @@ def marian(folder: Path, separate: bool = False) -> Path:
     names["vocab"] = str(folder / "vocab.json")
     if separate:
         names["target_vocab_file"] = str(folder / "target_vocab.json")
+        size = max(len(source), len(target))
         for name, pieces in {"vocab": source, "target_vocab": target}.items():
-            write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", "<pad>", *pieces])
-        sizes = {"vocab_size": len(source) + 3, "decoder_vocab_size": len(target) + 3, "pad_token_id": 2}
+            others = [f"madeup{number}" for number in range(size - len(pieces))]
+            write_vocabulary(folder / f"{name}.json", ["</s>", "<unk>", *pieces, *others, "<pad>"])
+        sizes = dict.fromkeys(("vocab_size", "decoder_vocab_size"), size + 3) | {"pad_token_id": size + 2}
     else:
         # Marian counts what it has seen: pieces may be missing, and each side knows pieces the other does not.
         union = list(dict.fromkeys([*source[:-20], *target]))

@@ -21,17 +21,22 @@ def convert(
     like: Annotated[str | None, Option(help="Known language to copy. Default: the first.")] = None,
     pieces: Annotated[int | None, Option(help="Most pieces to add to the vocabulary. Default: 500.")] = None,
     old: Annotated[list[str] | None, Option(help="File of texts in old languages, which keep their tokens.")] = None,
+    keep_tokens_of: Annotated[list[str] | None, Option(help="File of texts: cut the vocabulary to theirs.")] = None,
+    keep: Annotated[int | None, Option(help="Most tokens to keep. Default: those of the texts.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Turn a saved Marian, Pegasus, BART, mBART, M2M100, NLLB or T5 model into a Heed model that computes the same.
 
-    With `--add-language`, add a target language to a model instead.
+    With `--add-language`, add a target language to a model instead. With `--keep-tokens-of`, cut the vocabulary.
     """
     from heedful.conversion.model_conversion import convert as convert_folder
+    from heedful.conversion.vocabulary_cut import cut_vocabulary
 
     options.quieten()
-    options.check_apart(add_language=add_language, decoder_layers=decoder_layers)
+    options.check_apart(add_language=add_language, decoder_layers=decoder_layers, keep_tokens_of=keep_tokens_of)
     options.check_apart(add_language=add_language, target_language=target_language)
+    if keep is not None and not keep_tokens_of:
+        raise ValueError("`keep` must be left out without `--keep-tokens-of`.")
     details: dict[str, Any] = {"column": column, "like": like, "pieces": pieces, "old": old, "pairs": pairs}
     details = {name: value for name, value in details.items() if value is not None}
     if add_language is None and details:
@@ -43,6 +48,8 @@ def convert(
         from heedful.conversion.language_addition import add_language as add
 
         result = add(source, target, NewLanguage(add_language, **details), source_language)
+    elif keep_tokens_of:
+        result = cut_vocabulary(source, target, keep_tokens_of, keep, (source_language, target_language))
     elif decoder_layers is None:
         result = convert_folder(source, target, source_language, target_language)
     else:

@@ -44,6 +44,7 @@ class Conversion:
     languages: tuple[str, ...] = ()  # source and target, if the tokenizer has them
     notes: tuple[str, ...] = ()  # one sentence each, for users
     added: str | None = None  # a new target language
+    tokens: int | None = None  # of the target, if the vocabulary was cut
 
 
 def convert(

@@ -6,7 +6,12 @@ from itertools import combinations
 import pytest
 
 from heedful_lab.korean_english import conjugation
-from heedful_lab.korean_english.pairs import BUILTIN_SPLITS, LARGEST_COUNTS, korean_english_pairs
+from heedful_lab.korean_english.pairs import (
+    BUILTIN_SPLITS,
+    LARGEST_COUNTS,
+    korean_english_pairs,
+    korean_english_phrases,
+)
 from helpers import assert_error, assert_refused
 
 # Of 20,000 pairs of "train" and 3,000 of the others: a change changes every result that was measured on the corpus.
@@ -60,3 +65,18 @@ def test_a_wrong_argument_and_a_word_that_is_not_korean_are_named_at_once():
     assert_refused(cases, lambda given: korean_english_pairs(*given))
     assert_error(r"`syllable` must be one Hangul syllable, but is 'k' instead", conjugation.attach, "book", "object")
     assert_error(r"`dictionary_form` must end in 다, but is '먹어' instead", conjugation.infinitive, "먹어")
+
+
+def test_phrases_are_known_in_both_languages():
+    found = list(korean_english_phrases("test", 300))
+    assert [pair for pair, _ in found] == list(korean_english_pairs("test", 300))
+    for pair, phrases in found:
+        english = sorted(place for _, places in phrases for place in places)
+        assert " ".join(pair["en"][start:end] for start, end in english) == pair["en"][:-1]
+        assert " ".join(pair["ko"][start:end] for (start, end), _ in phrases) == pair["ko"][:-1]
+    whose = {
+        pair["ko"][slice(*korean)]: pair["en"][slice(*places[0])]
+        for pair, phrases in found
+        for korean, places in phrases
+    }
+    assert whose["공원에서"] == "in the park"

@@ -7,8 +7,9 @@ there.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -20,6 +21,8 @@ BUILTIN_SPLITS = ("train", "validation", "test", "compositional")
 # Well below the splits' sizes, so new sentences are found fast.
 LARGEST_COUNTS = {"train": 5_000_000, "validation": 500_000, "test": 500_000, "compositional": 500_000}
 HELD_OUT_SHARE = 20  # one combination in twenty
+
+Phrases = tuple[tuple[int, int], list[tuple[int, int]]]  # characters in Korean, and in English, perhaps in two places
 
 
 def _hash(text: str) -> int:
@@ -53,11 +56,15 @@ def combinations_of(choices: list[Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _english(pattern: Pattern, choices: list[Any]) -> str:
+def _english_slots(pattern: Pattern, choices: list[Any]) -> dict[str, str]:
     *words, predicate, _ = choices
     english = {slot: leaf.english for slot, leaf in zip(pattern.korean, words, strict=False)}
     number = words[pattern.korean.index("subject")].number
-    english |= {"auxiliary": predicate.auxiliary[number], "predicate": predicate.main[number]}
+    return english | {"auxiliary": predicate.auxiliary[number], "predicate": predicate.main[number]}
+
+
+def _english(pattern: Pattern, choices: list[Any]) -> str:
+    english = _english_slots(pattern, choices)
     text = " ".join([english[slot] for slot in pattern.english if english[slot]])
     return text[0].upper() + text[1:] + pattern.punctuation
 
@@ -89,10 +96,26 @@ def korean_english_pairs(split: str, count: int, seed: int = 0) -> Iterator[dict
     most = LARGEST_COUNTS[split]
     if not 1 <= count <= most:
         raise ValueError(f"`count` must be between 1 and {most:,} for the split {split!r}, but is {count} instead.")
-    return _pairs(split, count, seed)
+    return (pair for *_, pair in _drawn(split, count, seed))
 
 
-def _pairs(split: str, count: int, seed: int) -> Iterator[dict[str, str]]:
+def korean_english_phrases(split: str, count: int, seed: int = 0) -> Iterator[tuple[dict[str, str], list[Phrases]]]:
+    """Return an iterator over the same pairs, each with its phrases: their characters in Korean, and in English."""
+    for pattern, choices, pair in _drawn(split, count, seed):
+        korean = _spans(pattern.korean, [leaf.korean[choices[-1]] for leaf in choices[:-1]])
+        slots = _english_slots(pattern, choices)
+        english = _spans(pattern.english, [slots[slot] for slot in pattern.english])
+        english["predicate"] = english.pop("auxiliary", []) + english.get("predicate", [])
+        yield pair, [(korean[slot][0], english[slot]) for slot in pattern.korean if english.get(slot)]
+
+
+def _spans(slots: Sequence[str], texts: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
+    """Return the characters of each slot in a sentence."""
+    ends = list(accumulate(len(text) + bool(text) for text in texts))
+    return {slot: [(end - 1 - len(text), end - 1)] for slot, text, end in zip(slots, texts, ends, strict=True) if text}
+
+
+def _drawn(split: str, count: int, seed: int) -> Iterator[tuple[Pattern, list[Any], dict[str, str]]]:
     seen: set[tuple[int, int]] = set()
     for pattern, choices in _sentences(Random(f"{seed} {split}").random):
         english = _english(pattern, choices)
@@ -101,7 +124,7 @@ def _pairs(split: str, count: int, seed: int) -> Iterator[dict[str, str]]:
         key = (english_hash, choices[-1])
         if _split(english_hash, choices) == split and key not in seen:
             seen.add(key)
-            yield {"ko": _korean(pattern, choices), "en": english}
+            yield pattern, choices, {"ko": _korean(pattern, choices), "en": english}
             if len(seen) == count:
                 return
 

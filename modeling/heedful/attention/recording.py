@@ -11,6 +11,7 @@ from heedful.attention_heed import HeedAttention
 from heedful.configuration_base_heed import HEED_TYPES
 from heedful.configuration_heed import RELATIVE_ENCODINGS
 from heedful.decoding.engines import evaluation_mode
+from heedful.decoding.scoring import eager_attention
 from heedful.decoding.search_settings import device_of
 from heedful.modeling_heed import HeedPreTrainedModel
 
@@ -45,7 +46,7 @@ def record_weights(
     with evaluation_mode(model), torch.no_grad():
         found = _checked_run(model, source_ids, fed_ids, kinds, layer)
         if len(found) < len(kinds) and getattr(model.config, "_attn_implementation", None) not in (None, "eager"):
-            with _eager(model):
+            with eager_attention(model):
                 found = _checked_run(model, source_ids, fed_ids, kinds, layer)
     return found
 
@@ -139,15 +140,3 @@ def _keep_heads(found: list[HeadStates], module: HeedAttention, arguments: tuple
         scores = scores.masked_fill(mask < 0, -torch.inf)
     query, key, value, scores = (part[0].float().cpu() for part in (query, key, value, scores))
     found.append(HeadStates(query, key, value, scores, module.scaling))
-
-
-@contextmanager
-def _eager(model: Any) -> Iterator[None]:
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    former = [(config, config._attn_implementation) for config in configs.values()]
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        for config, name in former:  # the whole model first: it also sets its parts
-            config._attn_implementation = name

@@ -30,6 +30,7 @@ def translate(
     column: Annotated[str | None, Option("--source", help="Column or language, if --input is a table.")] = None,
     output: options.TextFile = None,
     split: Annotated[bool, Option("--split", help="Split lines that are longer than those in training.")] = False,
+    markup: Annotated[str | None, Option(help="Markup to keep: html, xml, placeholders, or two with a comma.")] = None,
     paragraphs: Annotated[bool, Option("--paragraphs", help="Split lines into sentences; keep markup.")] = False,
     document: Annotated[bool, Option("--document", help="Translate lines after those before them.")] = False,
     num_beams: options.Beams = None,
@@ -75,7 +76,9 @@ def translate(
     counts = Counter[str]()
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
-    settings |= {"context": context, "split": split or None, "paragraphs": paragraphs, "keep_going": not text}
+    keeps_ends = paragraphs or markup is not None
+    settings |= {"split": split or None, "paragraphs": paragraphs, "markup": markup}
+    settings |= {"context": context, "keep_going": not text}
     is_dialogue = not text and source is None and sys.stdin.isatty()
     is_shown = not (text or is_dialogue) and (output is not None or not sys.stdout.isatty())
     with options.progress_bar(source, is_shown=is_shown) as bar, options.writing(output) as stream:
@@ -96,8 +99,8 @@ def translate(
                 (ids,) = translator.tokenizers.encode_source([given], to)
                 rated = likely.of_translation(translation, ids) if translation.token_ids else None
                 values["confidence"] = None if rated is None else round(rated, 1)
-            plain = translation.text.rstrip("\r\n") if paragraphs else translation.text
-            end = translation.text[len(plain) :] if paragraphs and not (text or as_json) and n_best == 1 else "\n"
+            plain = translation.text.rstrip("\r\n") if keeps_ends else translation.text
+            end = translation.text[len(plain) :] if keeps_ends and not (text or as_json) and n_best == 1 else "\n"
             if as_json:
                 line = json_line({"text": plain, **values}, ensure_ascii=not (output or options.writes_unicode()))
             else:

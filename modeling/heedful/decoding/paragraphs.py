@@ -45,13 +45,13 @@ class Paragraphs:
         parts = LINE_BREAK.split(lines)
         for line, end in zip(parts[::2], [*parts[1::2], text[len(lines) :]], strict=True):
             before, own, after = line.partition(line.strip()) if trimmed(line) else (line, "", "")
-            found = self._sentences(line, number == 1 and not pieces) if by_sentence else [("", before), (own, after)]
+            found = self._divided(line, number, len(pieces)) if by_sentence else [("", before), (own, after)]
             pieces += [*found, *[("", end)] * bool(end)]
         return [sentence for sentence, _ in pieces]
 
-    def _sentences(self, line: str, is_first: bool) -> list[tuple[str, str]]:
+    def _divided(self, line: str, number: int, place: int) -> list[tuple[str, str]]:
         pieces = split_sentences(line, keeps_markup=True)
-        if self.every_line and is_first and line.strip() in FRONT:
+        if self.every_line and number == 1 and not place and line.strip() in FRONT:
             self.fence = line.strip()
         elif self.fence in FRONT:
             pieces = [("", line)] if FRONT_MATTER.match(line) else pieces

@@ -1,11 +1,13 @@
-"""A model's probability for given pairs, token by token."""
+"""A model's probabilities and attention for given pairs, token by token."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from heedful.configuration_base_heed import special_token
@@ -64,6 +66,30 @@ def forced_batches(
         labels = inputs.pop("labels")
         decoder_inputs = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
         yield numbers, inputs, decoder_inputs.masked_fill(decoder_inputs < 0, pad), labels
+
+
+def cross_attention(model: Seq2SeqModel, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each row's number and the last layer's mean over heads, `(target tokens, source tokens)`, in batches."""
+    sizes = [len(row["input_ids"]) for row in rows], [len(row["labels"]) for row in rows]
+    with evaluation_mode(model), torch.no_grad(), eager_attention(model):
+        for numbers, inputs, decoder_inputs, _ in forced_batches(model, rows, sizes, token_budget) if rows else ():
+            given: dict[str, Any] = {**inputs, "decoder_input_ids": decoder_inputs, "output_attentions": True}
+            weights = model(**given, use_cache=False).cross_attentions[-1].float().mean(dim=1).cpu().numpy()
+            for number, one in zip(numbers, weights, strict=True):
+                yield number, one[: sizes[1][number], : sizes[0][number]]
+
+
+@contextmanager
+def eager_attention(model: Any) -> Iterator[None]:
+    """Run a model's `eager` attention, which gives its weights."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    former = [(config, config._attn_implementation) for config in configs.values()]
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for config, name in former:  # the whole model first: it also sets its parts
+            config._attn_implementation = name
 
 
 def score_stream(

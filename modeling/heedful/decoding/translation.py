@@ -17,6 +17,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.documents import Documents, Found, Rows
 from heedful.decoding.engines import EngineName, GenerateEngine, Progress, Translation, ignored
 from heedful.decoding.loading import load_model, load_tokenizers, model_folder, resolve_device
+from heedful.decoding.markup import MarkedParagraphs
 from heedful.decoding.native.engine import NativeEngine, may_replace
 from heedful.decoding.native.kernels import Precision
 from heedful.decoding.paragraphs import Paragraphs
@@ -43,6 +44,7 @@ class Search:
     split: bool | None = False
     every_line: bool = False
     documents: Documents | None = None
+    markup: MarkedParagraphs | None = None
     keep_going: bool = False
     sampling: SeededSampling | None = None
     progress: Progress = ignored
@@ -81,6 +83,8 @@ class Tally:
                 at, limit = f"{at}, or {beyond} beyond the source length,", f"{limit} or `tokens_beyond_source`"
             cure = f"raise {limit}, or check whether the model repeats itself"
             warnings.warn(f"{self.unfinished} {were} cut off at {at} before </s>: {cure}.", stacklevel=3)
+        if self.search.markup is not None:
+            self.search.markup.end()
         if self.unknown:
             have = "output has" if self.unknown == 1 else "outputs have"
             warnings.warn(f"{self.unknown} {have} {UNKNOWN}.", stacklevel=3)
@@ -181,6 +185,7 @@ class Translator:
         early_stopping: bool | None = None,
         token_budget: int = 8192,
         context: int = 0,
+        markup: str | None = None,
     ) -> list[list[Translation]]:
         """Translate sentences.
 
@@ -199,15 +204,19 @@ class Translator:
             token_budget: Batch size in padded source tokens × beams; a longer sentence runs alone.
             context: Most texts before each that the model sees with it, if it was trained on documents; a blank text,
                 or a text after a line break, begins a document. `score` is then that of all of them.
+            markup: `html`, `xml`, `placeholders` (`%s`, `{name}`), or two: `html,placeholders`, `xml,placeholders`. A
+                text is divided into sentences, and its tags go around the translations of their words.
 
         Returns:
             The `num_return_sequences` translations of each sentence, in the order of `texts`.
 
         Raises:
-            ValueError: If a setting is out of range, or a sentence exceeds the model's learned positions, or has more
-                than 8,192 tokens although training had no such source, or the tokenizers have no `<sep>`.
+            ValueError: If a setting is out of range, markup is not well-formed, or a sentence exceeds the model's
+                learned positions, or has more than 8,192 tokens although training had no such source, or the
+                tokenizers have no `<sep>`.
         """
         options: Any = {"target_language": target_language, "token_budget": token_budget, "context": context}
+        options["markup"] = markup
         tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
         results = self._translate(checked_texts(texts), tally, first_number=1)
         tally.warn()
@@ -322,6 +331,11 @@ class Translator:
         offered = getattr(self.model.config, "custom_pipelines", None) or {}
         if options.setdefault("split", None) is None and next(iter(offered), None) == TEXT_TASK:
             options["split"] = False
+        if (markup := options.get("markup")) is not None:
+            if options["split"] or getattr(self.model.config, "attention", None) == "none":
+                must = "be left out with `split` and `paragraphs`, and for a model without attention"
+                raise wrong("markup", must, markup)
+            options["markup"] = MarkedParagraphs(markup)
         config = copy.deepcopy(self.model.generation_config)
         config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)
         config.num_return_sequences = num_return_sequences
@@ -382,8 +396,8 @@ class Translator:
     def _translate(self, texts: list[str], tally: Tally, first_number: int) -> list[list[Translation]]:
         search = tally.search
         is_apart = search.split or (search.split is None and any(map(LINE_BREAK.search, map(trimmed, texts))))
-        if tally.paragraphs is None and is_apart:
-            tally.paragraphs = Paragraphs(search.every_line)
+        if tally.paragraphs is None:
+            tally.paragraphs = search.markup or (Paragraphs(search.every_line) if is_apart else None)
         apart = tally.paragraphs
         rows = self._rows(list(enumerate(texts, start=first_number)), tally)
         own: dict[str, Any] = {} if apart or search.documents else {"progress": search.progress}  # a row for a text
@@ -402,6 +416,8 @@ class Translator:
         for (number, place, _), row in zip(rows, found, strict=True):
             parts[number][place] = [Translation(one.token_ids, one.score, one.finished, next(decoded)) for one in row]
         empty = [Translation()] * search.config.num_return_sequences
+        if search.markup is not None:
+            search.markup.put_back(self, rows, parts, empty, search.token_budget)
         join = apart.put_together if apart else lambda number, found, empty: found.get(0, empty)
         results = [join(number, parts[number], empty) for number, _ in enumerate(texts, start=first_number)]
         unknown = unknown_id(self.tokenizers.target)

@@ -42,6 +42,7 @@ RUNS = {
         "ctranslate2",
         ["ratio"],
     ),
+    "markup.py": ("model --count 9", "torch", ["all tags back"]),
     "minutes.py": (
         "quickstart data.train=builtin:train:200 data.validation=builtin:validation:9 data.test.t=builtin:test:9"
         " tokenizer.vocab_size=400 model.options.d_model=32 optimization.max_updates=40 optimization.warmup_updates=4"
@@ -62,7 +63,7 @@ RUNS = {
 def test_a_benchmark_measures_all_that_it_compares_with_equal_tokens_and_losses(script, tmp_path):
     options, package, names = RUNS[script]
     pytest.importorskip(package)
-    if script == "translate.py":
+    if script in ("translate.py", "markup.py"):
         untrained_folder(tmp_path / "model")
     # What a GPU is asked for needs no optional library.
     for name in ("ctranslate2", "pytest") if script == "gpu.py" else ():

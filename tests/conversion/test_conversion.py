@@ -23,7 +23,6 @@ from heedful.conversion.tokenizer_conversion import TEXTS
 from heedful.data.tokenization import GAP, TARGET_FOLDER
 from heedful.decoding.loading import STOCK
 from heedful.export.page import write_page
-from heedful.export.transformers_export import export_transformers
 from heedful.training.run import train
 from heedful_lab.course.embeddings import word_states
 from helpers import assert_error, assert_near, assert_refused, change_json, padded
@@ -343,7 +342,6 @@ def test_what_looks_into_a_tokenizer_names_one_that_it_cannot_look_into(tmp_path
     translator = Translator.from_pretrained(folder)
     looks = (
         lambda: write_page([folder], tmp_path / "page.html"),
-        lambda: export_transformers(folder, tmp_path / "stock", KOREAN[:2], zero_start=True),
         lambda: word_states(translator, translator.tokenizers, KOREAN[0].split()[0]),
     )
     message = r"must be a fast one .*, but is a MarianTokenizer instead"

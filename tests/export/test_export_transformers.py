@@ -22,7 +22,7 @@ from heedful.cards import hub
 from heedful.cards.model_card import write_model_card
 from heedful.cli.main import app
 from heedful.conversion.model_conversion import convert
-from heedful.conversion.stock_models import save, start_from_zero, stock_config, stock_model
+from heedful.conversion.stock_models import save, stock_config, stock_model
 from heedful.export import fresh_process
 from heedful.export import transformers_export as exporter
 from heedful.export.transformers_export import check_recipe, export_transformers
@@ -114,8 +114,6 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
     assert_error("`d_k` must be None, but is 16", stock_config, config)
     config = stock_config(model_of(OPTIONS["tensor2tensor"]).config)  # whose class drops layers by default
     assert config.encoder_layerdrop == config.decoder_layerdrop == 0.0
-    with pytest.raises(ValueError, match="`zero_start` must be False for a PegasusFor"):
-        start_from_zero(stock_model(model_of({"norm_placement": "pre"})))
 
 
 def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_as_its_card_says(
@@ -135,19 +133,6 @@ def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_
     monkeypatch.setitem(sys.modules, "heedful", None)
     exec(code, {})
     assert capsys.readouterr().out == "It rains.\n"
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_ctranslate2s_own_converter_reads_a_marian_that_starts_from_zero(folder, tmp_path):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    out = tmp_path / "out"
-    export_transformers(folder, out, list(PAIRS), zero_start=True)
-    converter = ctranslate2.converters.TransformersConverter(str(out))
-    translator = ctranslate2.Translator(converter.convert(str(tmp_path / "ctranslate2")))
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    rows = [tokenizer.convert_ids_to_tokens(ids) for ids in tokenizer(list(PAIRS))["input_ids"]]
-    found = [result.hypotheses[0] for result in translator.translate_batch(rows, beam_size=1)]
-    assert [tokenizer.convert_tokens_to_string(row) for row in found] == list(PAIRS.values())
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -69,7 +69,6 @@ def export_to_ctranslate2(
 def export_to_transformers(
     model: options.AnyModel,
     target: options.NewFolder,
-    zero_start: Annotated[bool, Option("--zero-start", help="Start decoding from zeros, for CTranslate2.")] = False,
     sentences: Sentences = None,
     count: Count = 500,
     as_json: options.AsJson = False,
@@ -77,4 +76,4 @@ def export_to_transformers(
     """Write a model for transformers alone, without Heed's code, if it computes the same."""
     from heedful.export.transformers_export import export_transformers
 
-    _export(export_transformers, model, target, (sentences, count, as_json), zero_start)
+    _export(export_transformers, model, target, (sentences, count, as_json))

@@ -16,9 +16,8 @@ from heedful.cards.hub import check_folder
 from heedful.cards.learning_curve import CURVE_FILE
 from heedful.cards.model_card import CARD_FILE, metadata_of_card, render
 from heedful.checksums_heed import write_checksums
-from heedful.conversion.stock_models import save, start_from_zero, stock_config, stock_model
+from heedful.conversion.stock_models import save, stock_config, stock_model
 from heedful.data.sources import sample
-from heedful.data.tokenizer_training import PAD
 from heedful.decoding.engines import count_tokens, pad_sources
 from heedful.decoding.loading import load_model
 from heedful.export import comparison, fresh_process
@@ -39,19 +38,13 @@ LOGITS = 2**25  # most logits compared; the other process writes them to a file
 USAGE = re.compile(r"^## How to use\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)  # the card section that changes
 
 
-def export_transformers(
-    model: str | Path, target: str | Path, sentences: Sequence[str], zero_start: bool = False
-) -> comparison.Export:
-    """Write a Heed model as a transformers class, compared on sentences; `zero_start` is for `start_from_zero`."""
+def export_transformers(model: str | Path, target: str | Path, sentences: Sequence[str]) -> comparison.Export:
+    """Write a Heed model as a transformers class, compared on sentences."""
     with comparison.begun_export(model, target, sentences, "transformers") as draft:
         folder, stock = draft.folder, stock_model(draft.model)
         settings = draft.model.generation_config.to_dict().items()
         kept = {name: value for name, value in settings if name in comparison.SETTINGS["transformers"]}
         stock.generation_config = GenerationConfig.from_dict(kept)
-        if zero_start:
-            draft.tokenizers.check_is_fast("`zero_start`")
-            stock = start_from_zero(stock)
-            _pad_with_the_last_token(folder / "tokenizer.json", stock.config.pad_token_id)
         save(stock, folder, draft.dtype)
         _name_as_version_4(folder)
         write_checksums(folder, "tokenizer")
@@ -105,21 +98,6 @@ def _name_as_version_4(folder: Path) -> None:
         write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
 
 
-def _pad_with_the_last_token(file: Path, last: int) -> None:
-    """Add `<pad>` as a tokenizer's last token, and rename the earlier `<pad>`."""
-    state = json.loads(file.read_text(encoding="utf-8"))
-    pad = next(token for token in state["added_tokens"] if token["content"] == PAD)
-    state["added_tokens"].append(pad | {"id": last})
-    unused = f"<unused_{pad['id']}>"
-    vocabulary = state["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        state["model"]["vocab"] = {unused if token == PAD else token: id_ for token, id_ in vocabulary.items()}
-    else:  # Unigram
-        vocabulary[pad["id"]][0] = unused
-    pad["content"] = unused
-    file.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
-
-
 def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison.Comparison], float, int]:
     """Compare the exported folder; return the comparisons, the logit difference, and the number of sentences."""
     ours, limit = draft.model, getattr(config, "max_position_embeddings", None)  # T5 has none
@@ -139,9 +117,7 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     start, rows = ours.config.decoder_start_token_id, LOGITS // (max(map(len, targets)) * ours.config.vocab_size)
     read = padded([[start, *row[: limit and limit - 1]] for row in targets[: max(1, rows)]])
     inputs = padded(sources[: max(1, rows)]) | {"decoder_input_ids": read["input_ids"]}
-    begun = read["input_ids"].clone()
-    begun[:, 0] = config.decoder_start_token_id
-    answer = fresh_process.ask(draft.folder, inputs | {"decoder_input_ids": begun}, asked, texts=draft.sentences)
+    answer = fresh_process.ask(draft.folder, inputs, asked, texts=draft.sentences)
     for side, own, theirs in zip(("source", "target"), (sources, targets), answer["ids"], strict=True):
         for sentence, expected, found in zip(draft.sentences, own, theirs, strict=True):
             if expected != found:
@@ -156,8 +132,8 @@ def _compare(draft: comparison.Draft, config: Any) -> tuple[dict[str, comparison
     is_compared = read["attention_mask"].bool()
     with torch.inference_mode():
         logits = ours(**inputs).logits[is_compared]
-    theirs = answer["logits"][is_compared][:, : logits.shape[-1]]
-    return comparisons, comparison.logits_difference(logits, theirs, TOLERANCE), len(begun)
+    difference = comparison.logits_difference(logits, answer["logits"][is_compared], TOLERANCE)
+    return comparisons, difference, len(read["input_ids"])
 
 
 def _write_card(source: Path, name: str, folder: Path, stock: Any, **facts: Any) -> None:

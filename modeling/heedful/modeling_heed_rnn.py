@@ -446,17 +446,3 @@ class HeedRNNForConditionalGeneration(OutputLayer, HeedRNNPreTrainedModel, HeedG
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the model makes its own cache
-
-    @either_cache_name
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: torch.Tensor,
-        next_sequence_length: int | None = None,
-        cache: RecurrentCache | None = None,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return the inputs for one step of `generate()`."""
-        newest = input_ids if cache is None else input_ids[:, cache.get_seq_length() :]
-        given = {name: value for name, value in kwargs.items() if name not in ("is_first_iteration", "labels")}
-        return {"decoder_input_ids": newest, "attention_mask": attention_mask, CACHE: cache, **given}

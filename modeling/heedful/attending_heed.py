@@ -23,7 +23,7 @@ from .fast_paths_heed import computing_dtype
 from .messages_heed import wrong
 from .packed_rows_heed import ALL_PADDED, PADDED, EndToEnd, Layout, packed_attention
 from .positions_heed import positions_of
-from .versions_heed import by_name
+from .versions_heed import CACHE
 
 Weights = torch.Tensor | None
 AttentionFunction = Callable[..., tuple[torch.Tensor, Weights]]
@@ -186,7 +186,7 @@ def self_attention_mask(
     given["and_mask_function"] = neighbourhood_mask(radius)
     may_ask = may_ask_for_padding(attention_mask, embeddings)
     if is_causal:
-        return create_causal_mask(**by_name(cache), **given, allow_is_causal_skip=may_ask)
+        return create_causal_mask(**{CACHE: cache}, **given, allow_is_causal_skip=may_ask)
     return create_bidirectional_mask(**given, allow_is_bidirectional_skip=may_ask)
 
 

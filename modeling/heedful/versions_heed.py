@@ -49,11 +49,6 @@ def rename_cache(arguments: dict[str, Any], name: str = CACHE) -> dict[str, Any]
     return arguments
 
 
-def by_name(cache: Any) -> dict[str, Any]:
-    """Return a cache as a keyword argument of the installed version."""
-    return {CACHE: cache}
-
-
 def either_cache_name(method: Callable[..., Any]) -> Callable[..., Any]:
     """Let a method take its parameter `cache` by either name; its signature has the installed version's name."""
     # Made once: `generate()` uses it at every token, and making it takes as long as a small model's attention.

@@ -15,7 +15,7 @@ from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.engines import evaluation_mode
 from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
-from heedful.versions_heed import by_name, cache_of
+from heedful.versions_heed import CACHE, cache_of
 
 Item = TypeVar("Item")
 Rows = Sequence[Sequence[int]]  # sentences as token ids
@@ -198,7 +198,7 @@ def _logits_by_cache(model: Seq2SeqModel, inputs: dict[str, torch.Tensor], targe
     settings = {"encoder_outputs": model.get_encoder()(**inputs), "attention_mask": inputs["attention_mask"]}
     cache, steps = None, []
     for token in targets.split(1, dim=1):
-        outputs = model(decoder_input_ids=token, use_cache=True, **by_name(cache), **settings)
+        outputs = model(decoder_input_ids=token, use_cache=True, **{CACHE: cache}, **settings)
         cache = cache_of(outputs)
         steps.append(outputs.logits)
     return torch.cat(steps, dim=1)

@@ -21,7 +21,7 @@ from heedful.decoding.strategies.steps import OnRows
 from heedful.files import check_at_least
 from heedful.generation_heed import check_logits
 from heedful.protocols import Seq2SeqModel
-from heedful.versions_heed import CACHE, by_name
+from heedful.versions_heed import CACHE
 
 SHARED = ("force_words_ids", "length_penalty_form", "tokens_beyond_source")  # also settings of generate()
 
@@ -217,5 +217,6 @@ class _Search:
 
         found: dict[str, Any] = {"sequences": tokens, "sequences_scores": best.scores.flatten()}
         found["beam_indices"] = best.parents[..., :generated].flatten(0, 1)
-        found |= by_name(self.members[0].model_kwargs.get(CACHE)) | self.records.fields(encoded, self.batch)
+        found[CACHE] = self.members[0].model_kwargs.get(CACHE)
+        found |= self.records.fields(encoded, self.batch)
         return GenerateBeamEncoderDecoderOutput(**found)

@@ -14,7 +14,7 @@ from heedful.decoding.search_settings import OTHER_MODES, asked_of, device_of, e
 from heedful.generation_heed import share_sources
 from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
-from heedful.versions_heed import CACHE, by_name, cache_of
+from heedful.versions_heed import CACHE, cache_of
 
 Arguments = dict[str, Any]  # arguments for the model from `generate()`
 OnRows = Callable[..., torch.Tensor]  # logits processors or stopping criteria, on rows' tokens and scores
@@ -63,7 +63,7 @@ class ModelSteps:
         outputs: ModelOutput = self.model(**inputs, return_dict=True)
         self._is_first = False
         if cache_of(outputs) is not None:
-            self.model_kwargs |= by_name(cache_of(outputs))
+            self.model_kwargs[CACHE] = cache_of(outputs)
         mask = self.model_kwargs.get("decoder_attention_mask")
         if mask is not None:  # the next token is visible
             self.model_kwargs["decoder_attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)

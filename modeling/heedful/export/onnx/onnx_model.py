@@ -18,7 +18,7 @@ from heedful.configuration_heed import HeedConfig
 from heedful.files import check_inside, import_extra
 from heedful.generation_heed import HeedGenerationMixin
 from heedful.messages_heed import wrong
-from heedful.versions_heed import by_name, either_cache_name
+from heedful.versions_heed import CACHE, either_cache_name
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
@@ -105,12 +105,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
             if cache is not None:
                 fill_cache(cache, present)
-            return Seq2SeqLMOutput(logits=logits, **by_name(cache))
+            return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
         past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, inputs | past)
         for layer, own in enumerate(cast(Any, cache.self_attention_cache.layers)):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
-        return Seq2SeqLMOutput(logits=logits, **by_name(cache))
+        return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
 
 
 class OnnxEncoder(nn.Module):

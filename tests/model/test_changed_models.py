@@ -27,8 +27,7 @@ from heedful.export.onnx.onnx_export import export_onnx
 from heedful.export.page import write_page
 from heedful.export.transformers_export import export_transformers
 from heedful.modeling_heed import HeedEncoder
-from heedful.verification.engine_check import check_engines
-from heedful.verification.verification import verify
+from heedful.verification.verification import check_engines, verify
 from helpers import shake, tiny_config
 from trainer_runs import SOURCES, joint_tokenizers, logged, trained
 

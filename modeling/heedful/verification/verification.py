@@ -22,15 +22,17 @@ from heedful.configuration_base_heed import HEED_TYPES, IGNORED_LABEL, special_t
 from heedful.data.tokenization import TokenizerPair, options_inside, tokenizing
 from heedful.decoding.engines import evaluation_mode
 from heedful.decoding.loading import ADAPTER_FILE, CODE_REFERENCE, reading, resolve_device
+from heedful.decoding.native.conditions import NAME, model_obstacle
+from heedful.decoding.native.engine import may_replace, prepare_for_inference
 from heedful.decoding.translation import Translator
 from heedful.evaluation.faults import find_faults
 from heedful.export import fresh_process
 from heedful.files import check_inside, first_line, listed, read_object
 from heedful.messages_heed import shortened
+from heedful.modeling_heed import HeedForConditionalGeneration
 from heedful.protocols import Seq2SeqModel
 from heedful.symbols_heed import symbols_of
 from heedful.verification import samples
-from heedful.verification.engine_check import check_engines
 from heedful.verification.samples import Sample, Variation, difference, labels_of, loss_of, make_sample, tolerance_of
 from heedful.versions_heed import NEWEST_TRANSFORMERS
 
@@ -139,6 +141,21 @@ def check_loss_padding(model: Seq2SeqModel, sample: Sample | None = None) -> Mea
     distances = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
     message = "token-weighted mean of the sentences, more -100 behind, -100 in the middle ({:.1e}, {:.1e}, {:.1e})"
     return max(distances), tolerance_of(model), message.format(*distances)
+
+
+@check("engines")
+def check_engines(model: HeedForConditionalGeneration, sample: Sample | None = None) -> Measured:
+    """Check that the native decoder, if a `Translator` would choose it, gives the tokens of `generate()`; count."""
+    sample = sample or make_sample(model)
+    if not may_replace(model, model.generation_config):
+        why = model_obstacle(model) or f"only `generate()` supports its settings and its dtype, {model.dtype}"
+        raise SkippedError(f"{NAME} does not support this model: {why}")
+    plain = [samples.generated(model, sample, beams) for beams in (1, BEAMS)]
+    with evaluation_mode(model), prepare_for_inference(model):  # also compares logits
+        found = [samples.generated(model, sample, beams) for beams in (1, BEAMS)]
+    differing = sum(a != b for one, other in zip(plain, found, strict=True) for a, b in zip(one, other, strict=True))
+    message = f"{2 * len(sample)} sentences by {NAME} and the model's own code, greedy and beams"
+    return differing, 0, message
 
 
 # Checks that write no file.

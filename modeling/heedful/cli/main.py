@@ -8,7 +8,7 @@ from collections.abc import Callable
 from errno import ENOSPC
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from io import BytesIO, TextIOWrapper
 from typing import Annotated, Any
 
@@ -24,9 +24,9 @@ PANELS = {
     "Use": ("evaluate", "translate", "score", "attention", "align"),
     "Check": ("verify", "compare"),
     "Publish": ("card", "page", "push", "convert", "export"),
-    "Help": ("version",),
 }
 PLUGINS = "Laboratory"  # the panel for commands from entry points `heedful.commands`
+VERSIONED = ("heedful", "transformers", "torch", "tokenizers", "datasets", "accelerate")
 
 
 class Heedful(TyperGroup):
@@ -67,19 +67,17 @@ app = Typer(
 )
 
 
-def _print_version(is_wanted: bool) -> None:
+def _print_versions(is_wanted: bool) -> None:
     if is_wanted:
-        from heedful.cli.version import version
-
-        version()
+        print("\n".join(f"{name} {version(name)}" for name in VERSIONED))
         raise Exit
 
 
-Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the versions.")]
+Versions = Annotated[bool, Option("--version", callback=_print_versions, is_eager=True, help="Print the versions.")]
 
 
 @app.callback()
-def _heedful(version: Version = False) -> None:
+def _heedful(versions: Versions = False) -> None:
     pass
 
 

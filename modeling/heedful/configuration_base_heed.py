@@ -32,6 +32,7 @@ EXTRA_KEYS = (
 )
 # Field names of other libraries, mapped to ours; "" has no counterpart.
 MEANT_KEYS = {
+    "decoder_bidirectional": "bidirectional",
     "feed_forward_proj": "activation_function",
     "num_labels": "",
     "post_norm_eps": "",

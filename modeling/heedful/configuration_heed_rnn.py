@@ -1,6 +1,6 @@
 """Sizes and options of recurrent encoder-decoders, which the Transformer replaced."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from transformers.configuration_utils import strict
 
@@ -64,12 +64,6 @@ class HeedRNNConfig(HeedBaseConfig):
     reverse_source: bool = False
     use_fused_cells: bool = True
     dropout: float | int = 0.2
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if kwargs.pop("decoder_bidirectional", False):
-            why = "a decoder has no later tokens to start from. `bidirectional` is about the encoder."
-            raise ValueError(f"`decoder_bidirectional` must be False, but is True instead: {why}")
-        super().__post_init__(**kwargs)
 
     def _check_own_fields(self) -> None:
         self._check_at_least_one("vocab_size", "decoder_vocab_size", "embedding_size", "hidden_size")

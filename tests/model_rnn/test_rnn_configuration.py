@@ -25,7 +25,7 @@ WRONG = [
     ({"reverse_source": True}, "`reverse_source` must be False with a bidirectional encoder, but is True"),
     ({**SUTSKEVER, "bridge": "none"}, "`bridge` must be linear or copy without attention.*but is none"),
     ({"bridge": "copy", "decoder_layers": 3}, r"`bridge` must be linear or none with more decoder layers \(3\)"),
-    ({"decoder_bidirectional": True}, "`decoder_bidirectional` must be False, but is True.*about the encoder"),
+    ({"decoder_bidirectional": True}, "not a field of HeedRNNConfig; did you mean `bidirectional`"),
     ({"decoder_vocab_size": 98}, "share_encoder_decoder_embeddings.*98 and 99"),
     ({"pad_token_id": 99}, "`pad_token_id` must be at least 0 and below 99, but is 99"),
     ({"format_version": 2}, "`format_version` must be at most 1, but is 2"),

@@ -205,7 +205,7 @@ class HeedBaseModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resize the source embeddings; if `config.has_one_vocabulary`, also the target's and the output.
+        """Resize and return the source embeddings; if `config.has_one_vocabulary`, also the target's and the output.
 
         With two vocabularies, `resize_decoder_token_embeddings` resizes the target's. A decoder alone resizes its own.
 
@@ -213,9 +213,6 @@ class HeedBaseModel(PreTrainedModel):
             new_num_tokens: New number of tokens; by default unchanged.
             pad_to_multiple_of: Rounds the number up.
             mean_resizing: Whether new rows are drawn around the old rows' mean, or as in a new model.
-
-        Returns:
-            The resized embeddings.
 
         Raises:
             ValueError: If a special id leaves the vocabulary, weights are not in memory, or this stack is in a model.

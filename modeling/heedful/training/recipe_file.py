@@ -67,7 +67,7 @@ def read_recipe(
     overrides: list[str] | None = None,
     complete: Callable[[dict[str, Any], str], dict[str, Any]] | None = None,
 ) -> Recipe:
-    """Load a recipe from a YAML file, with changes.
+    """Load a recipe from a YAML file, with changes; missing keys get their defaults.
 
     Paths in the file are relative to the file, or else to the working directory; `output`, paths in `overrides`, and
     paths in the package's recipes are always relative to the working directory.
@@ -76,9 +76,6 @@ def read_recipe(
         path: The file, or the name of a recipe in the package, such as "quickstart"; a file wins.
         overrides: Changes such as "data.folder=corpora", whose values are YAML too.
         complete: Completes a file without `optimization`, given its tree and name, like `proposals.proposal.complete`.
-
-    Returns:
-        The recipe, with defaults in place of missing keys.
 
     Raises:
         FileNotFoundError: If there is no such file or name.
@@ -172,14 +169,11 @@ def find_recipe(path: str | Path) -> Path:
 
 
 def make_recipe(tree: dict[str, Any]) -> Recipe:
-    """Make a recipe from nested dictionaries.
+    """Make a recipe from nested dictionaries; missing keys get their defaults.
 
     Args:
         tree: A dictionary for each section: `{"name": "mine", "data": {"train": "pairs.tsv", …}, …}`; paths are
             relative to the working directory.
-
-    Returns:
-        The recipe, with defaults in place of missing keys.
 
     Raises:
         ValueError: If a key is unknown or missing, or has a wrong value; the message names it.

@@ -45,15 +45,12 @@ class RunResult:
 
 
 def train(recipe: Recipe) -> RunResult:
-    """Run a recipe: prepare the data, train, publish the weights, test them.
+    """Run a recipe: prepare the data, train, publish the weights, test them. Every rank returns the result.
 
     The main process writes `recipe.yaml`, `log.jsonl`, `tokenizer/`, `checkpoints/` and `model/` into its folder.
 
     Args:
         recipe: A recipe from `read_recipe` or `make_recipe`.
-
-    Returns:
-        The model's folder, its metrics, the corpus and the progress, on every rank.
 
     Raises:
         ValueError: If the recipe, the data or the run's folder cannot be used; the message names the key.

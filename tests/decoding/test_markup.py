@@ -11,7 +11,7 @@ import pytest
 
 from guides import commands_of, run_commands, text_of
 from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
-from heedful.decoding.markup import KINDS, WORD, MarkedParagraphs, Placing
+from heedful.decoding.markup import KINDS, WORD, MarkedParagraphs, Placing, _spans
 from heedful.decoding.translation import Translator
 from helpers import assert_refused
 
@@ -151,6 +151,11 @@ def test_tags_are_around_the_words_that_attend_to_theirs():
     assert not faults
 
 
+def test_each_byte_of_a_character_belongs_to_it():
+    texts = ["", "a", "a \ufffd", "a 가", "a 가"]  # the last token is a byte, like the one before
+    assert _spans(lambda _: texts, range(4), "a 가").tolist() == [[0, 1], [2, 3], [2, 3], [2, 3]]
+
+
 def random_markup(drawn, depth=0):
     """Return words with tags in a valid nesting."""
     parts = []
@@ -210,7 +215,7 @@ def test_the_commands_of_the_guide_keep_the_markup_in_every_batch(
 def test_no_failure_is_silent(model, tokenizers, refused, folder, monkeypatch):
     translator = Translator(model, tokenizers)
     wrong = [({"markup": "md"}, "`markup` must be one of html")]
-    wrong.append(({"markup": "html", "split": True}, "`markup` must be left out with `split` and `paragraphs`"))
+    wrong.append(({"markup": "html", "split": True}, "`markup` must be left out with `split` or `paragraphs`"))
     wrong.append(({"markup": "html", "paragraphs": True}, "`markup` must be left out with `split`"))
     assert_refused(wrong, lambda settings: translator.translate_lines(["네."], **settings))
     assert "line 1 '</b>' closes nothing" in refused("translate", folder, "--markup", "html", "네</b>.", "네.")
@@ -224,5 +229,5 @@ def test_no_failure_is_silent(model, tokenizers, refused, folder, monkeypatch):
         translator.translate(["비가 <b>온다</b>.", "<b>네.</b>", "<b>비가</b> 온다."], markup="html")
     sizes = {"vocab_size": len(tokenizers.source), "d_model": 8, "attention": "none", **tokenizers.special_ids()}
     blind = Translator(HeedRNNForConditionalGeneration(HeedRNNConfig(**sizes)), tokenizers)
-    with pytest.raises(ValueError, match=r"`markup` must be left out .* a model without attention"):
+    with pytest.raises(ValueError, match=r"`markup` must be left out .* without attention"):
         blind.translate(["비가 <b>온다</b>."], markup="html", max_new_tokens=2)

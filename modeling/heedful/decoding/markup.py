@@ -4,10 +4,10 @@ import html
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,13 +39,12 @@ PLACEHOLDER = (
 WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’]\w+)*|[^\w\s]")
 # Shares of a word's attention. Neighbours belong to a tag if their mean share for its source is above ENOUGH, or above
 # NEAR_MOST of a small largest share; so do all words between two above STRONG.
-ENOUGH, NEAR_MOST, STRONG = 0.4, 0.5, 0.7
+ENOUGH, NEAR_MOST, STRONG = 0.4, 0.8, 0.7
 Room = tuple[int, int]  # the first of some characters or words, and the one after the last
 Placed = tuple[int, int, str]  # two places in a translation, and the tag instead of the characters between
 
 
-@dataclass
-class Tag:
+class Tag(NamedTuple):
     """A tag at a place in a text. With a `length`, it replaces so many characters: a placeholder, or code."""
 
     place: int
@@ -54,16 +53,11 @@ class Tag:
     length: int = 0
 
 
-@dataclass
-class Marked:
+class Marked(NamedTuple):
     """A model's input, and its tags in their order."""
 
-    text: str = ""
-    tags: list[Tag] = field(default_factory=list)
-
-    def add(self, plain: str) -> None:
-        """Add characters; white space after white space and tags is left out."""
-        self.text += plain.lstrip() if self.text[-1:].isspace() else plain
+    text: str
+    tags: list[Tag]
 
     def sentences(self, line: str) -> "list[str | Marked]":
         """Return sentences, and the parts between them, or what the text is in its line if it has no words."""
@@ -72,7 +66,7 @@ class Marked:
         found, tags, start = list[str | Marked](), self.tags, 0
         for sentence, space in split_sentences(self.text):
             end = start + len(sentence)
-            own = [replace(tag, place=tag.place - start) for tag in tags if tag.place <= end]
+            own = [tag._replace(place=tag.place - start) for tag in tags if tag.place <= end]
             found += [Marked(sentence, own) if sentence else "".join(tag.raw for tag in own), space]
             tags, start = tags[len(own) :], end + len(space)
         return [*found, *(tag.raw for tag in tags)]
@@ -98,28 +92,28 @@ class MarkedParagraphs(Paragraphs):
         """Divide a line into sentences to translate, and parts that stay."""
         first, start = place, self._after_kept(line, 0)
         place = start
-        found, text = list[str | Marked]([line[:start]]), Marked()
+        found, text, tags = list[str | Marked]([line[:start]]), "", list[Tag]()
         numbers = (number for number in map(str, count(3)) if number not in line)
         while match := self.token.search(line, place):
             (begin, end), kind, raw, side, content = match.span(), match.lastgroup, match[0], "", "1"
-            text.add(line[place:begin])
+            text += line[place:begin].lstrip() if text[-1:].isspace() else line[place:begin]
             place = end
             if kind == "entity" and html.unescape(raw) != raw:
-                text.text += html.unescape(raw)
+                text += html.unescape(raw)
                 continue
             if kind not in ("entity", "placeholder"):
                 side, separates = self._noted(match, number)
                 place = self._after_kept(line, end)
                 if separates or self.until:
-                    found += [*text.sentences(line[start:begin]), line[begin:place]]
-                    start, text = place, Marked()
+                    found += [*Marked(text, tags).sentences(line[start:begin]), line[begin:place]]
+                    start, text, tags = place, "", []
                     continue
                 content = "" if kind == "kept" else re.sub("<[^>]*>", "", line[end:place])
             literal = "%" if raw == "%%" else next(numbers) if content.strip() else ""  # models copy numbers
-            text.tags.append(Tag(len(text.text), line[begin:place], side, len(literal)))
-            text.text += literal or " " * (BREAK.match(line, begin) is not None)
-        text.add(line[place:])
-        found = [each for each in [*found, *text.sentences(line[start:])] if each]
+            tags.append(Tag(len(text), line[begin:place], side, len(literal)))
+            text += literal or " " * (BREAK.match(line, begin) is not None)
+        text += line[place:].lstrip() if text[-1:].isspace() else line[place:]
+        found = [each for each in [*found, *Marked(text, tags).sentences(line[start:])] if each]
         self.marked |= {(number, index): each for index, each in enumerate(found, first) if isinstance(each, Marked)}
         return [("", each) if isinstance(each, str) else (each.text, "") for each in found]
 
@@ -200,8 +194,7 @@ class Placing:
         self.tags, self.source, self.is_doubtful = marked.tags, source, False
         self.source_words = [match.span() for match in WORD.finditer(marked.text)]
         self.words = [match.span() for match in WORD.finditer(translation)]
-        is_text = source[:, 0] < source[:, 1]
-        self.weights = _shares(_shares(_overlap(self.words, target)) @ _shares(weights * is_text))  # (words, S)
+        self.weights = _shares(_shares(_overlap(self.words, target)) @ _shares(weights))  # (words, S)
         self.weights[[not translation[start].isalnum() for start, _ in self.words]] = 0
         self.last, begun = dict[int, int](), list[int]()  # an element's last tag by its first one
         for number, tag in enumerate(self.tags):
@@ -211,7 +204,7 @@ class Placing:
                 self.last[begun.pop()] = number
             span = tag.place, tag.place + tag.length
             is_copy = np.array([translation[slice(*word)] == marked.text[slice(*span)] for word in self.words], bool)
-            self.weights[is_copy] = _shares(_overlap([span], source) * is_text)
+            self.weights[is_copy] = _shares(_overlap([span], source))
         self.found = self._placed(0, len(self.tags), (0, len(marked.text)), (0, len(self.words)))
 
     def _placed(self, number: int, end: int, source: Room, room: Room) -> list[Placed]:

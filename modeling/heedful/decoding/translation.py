@@ -333,8 +333,7 @@ class Translator:
             options["split"] = False
         if (markup := options.get("markup")) is not None:
             if options["split"] or getattr(self.model.config, "attention", None) == "none":
-                must = "be left out with `split` and `paragraphs`, and for a model without attention"
-                raise wrong("markup", must, markup)
+                raise wrong("markup", "be left out with `split` or `paragraphs`, and without attention", markup)
             options["markup"] = MarkedParagraphs(markup)
         config = copy.deepcopy(self.model.generation_config)
         config.num_beams = num_beams if num_beams is not None else (config.num_beams or 1)

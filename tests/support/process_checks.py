@@ -50,8 +50,8 @@ R_DROP = {"optimization.r_drop": 5.0}
 # Everything against overfitting, most of which draws random numbers or leaves something out.
 REGULAR = {**R_DROP, "model.options.source_word_dropout": 0.1}
 SEVERAL = {"data.mixture": {"back": {"train": "builtin:train:40", "source": "en", "target": "ko", "to": "ko"}}}
-SEVERAL |= {"data.temperature": 3.0, "data.augmentation": {"typos": 0.2, "title_case": 0.2, "joined": 0.2}}
-SEVERAL |= {"data.documents": {"sentences": 3}}
+SEVERAL |= {"data.temperature": 3.0, "data.documents": {"sentences": 3}}
+SEVERAL |= {"data.augmentation": {"typos": 0.2, "title_case": 0.2, "joined": 0.2, "terms": 0.5}}
 
 
 def write_teacher(folder: Path, tokenizers: TokenizerPair, pairs: str = "builtin:train:300") -> dict:

@@ -76,7 +76,7 @@ SEVERAL = {
     "data.temperature": 2.0,
     "data.augmentation": {
         **{"lower_case": 0.1, "upper_case": 0.1, "title_case": 0.1},
-        **{"typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2},
+        **{"typos": 0.1, "no_final_punctuation": 0.3, "joined": 0.2, "terms": 0.3},
     },
     "data.documents": {"sentences": 3},
 }

@@ -29,6 +29,7 @@ def evaluate(
     num_beams: options.Beams = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
+    glossary: options.GlossaryFile = None,
     tokenize: options.BleuTokenizer = None,
     lowercase: options.Lowercase = False,
     references: options.References = None,
@@ -70,7 +71,8 @@ def evaluate(
     options.quieten()
     search: dict[str, Any] = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "target_language": to}
     search["context"] = documents.sentences - 1 if documents else 0
-    best, config = _translate_all(model, revision, device, pairs, ignore, token_budget=token_budget, **search)
+    of_model = {"device": device, "revision": revision, "glossary": glossary}
+    best, translator = _translate_all(model, of_model, pairs, ignore, token_budget=token_budget, **search)
     if not best:
         return
     texts = [each.text for each in best]
@@ -80,10 +82,14 @@ def evaluate(
     scoring["metrics"] = metrics.affordable_metrics(ter, texts, accepted)
     scores = metrics.score_translations(texts, accepted, **scoring)
     sources, seen = [pair["source"] for pair in pairs], metrics.comparable(texts, ignore)
-    scores["faults"] = faults.count_faults(pairs, best, config)
+    config, terms = translator.model.generation_config, translator.glossary
+    scores["faults"] = faults.count_faults(pairs, best, config, terms)
     lines = [metrics.scores_table(scores)]
     if learned is not None:
         lines.append(learned.added_to(scores, sources, seen, left))
+    if terms is not None:
+        scores["terms"] = terms.counts(sources, texts)
+        lines.append("glossary         {in_outputs} of {in_sources} terms in the outputs".format(**scores["terms"]))
     if confusions:
         scores["confusions"] = error_rates.commonest_confusions(seen, left, sources, confusions, lowercase)
         lines.append(error_rates.confusions_table(scores["confusions"]))
@@ -172,9 +178,9 @@ def _warn_of_direction(model: str, recipe: Any, source: str, target: str) -> Non
 
 
 def _translate_all(
-    folder: str, revision: str | None, device: Any, pairs: list[Any], ignore: str | None, **settings: Any
+    folder: str, of_model: dict[str, Any], pairs: list[Any], ignore: str | None, **settings: Any
 ) -> tuple[list[Any], Any]:
-    """Return each source's best translation, and the generation config; only the main process has any."""
+    """Return each source's best translation, which only the main process has, and the translator."""
     from heedful.data.sources import sources_of
     from heedful.decoding.translation import Translator
 
@@ -183,14 +189,14 @@ def _translate_all(
         from heedful.training.loop.validation import translate_on_ranks
         from heedful.training.processes.devices import join_processes
 
-        accelerator = join_processes(device)
-        device = accelerator.device
-    translator, sources = Translator.from_pretrained(folder, device, revision), sources_of(pairs)
+        accelerator = join_processes(of_model["device"])
+        of_model = of_model | {"device": accelerator.device}
+    translator, sources = Translator.from_pretrained(folder, **of_model), sources_of(pairs)
     translator.tokenizers.check_symbols(pairs, "`--data`", ignore)
     if accelerator is None:
         with options.progress_bar(total=len(sources)) as bar:
             found = translator.translate_lines(sources, progress=bar.update, split=False, **settings)
-            return [best for best, *_ in found], translator.model.generation_config
+            return [best for best, *_ in found], translator
     best = translate_on_ranks(translator, sources, accelerator, **settings)
     accelerator.end_training()
-    return best if accelerator.is_main_process else [], translator.model.generation_config
+    return best if accelerator.is_main_process else [], translator

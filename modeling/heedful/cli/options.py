@@ -35,6 +35,7 @@ Ignore = Annotated[str | None, Option("--ignore", help="Text not to score, as a 
 Beams = Annotated[int | None, Option("--num-beams", help="Beam width; 1 is greedy search. Default: the model's.")]
 MaxNewTokens = Annotated[int | None, Option(help="Longest output in tokens. Default: the model's limit.")]
 TargetLanguage = Annotated[str | None, Option("--to", help="Target language, for a multilingual model.")]
+GlossaryFile = Annotated[Path | None, Option(help="Terms to use: term, tab, translation in each line.")]
 TokenBudget = Annotated[int, Option(help="Batch size: padded source tokens times beams.")]
 Decoders = Literal["auto", "native", "generate"]
 Engine = Annotated[Decoders, Option(help="`native` is a fast decoder for CPUs; `auto` uses it if possible.")]

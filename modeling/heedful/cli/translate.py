@@ -42,6 +42,7 @@ def translate(
     max_new_tokens: options.MaxNewTokens = None,
     early_stopping: Annotated[bool | None, Option(help="Stop beam search early. Default: the model's.")] = None,
     to: options.TargetLanguage = None,
+    glossary: options.GlossaryFile = None,
     token_budget: options.TokenBudget = 8192,
     engine: options.Engine = "auto",
     precision: options.Precision = "float32",
@@ -60,19 +61,22 @@ def translate(
     table = options.texts_of(source, column, "--source")
     options.check_apart(json=as_json, scores=scores)
     options.check_apart(confidence=confidence, n_best=n_best > 1)
+    options.check_apart(confidence=confidence, glossary=glossary)
     options.check_apart(check=check, n_best=n_best > 1)
     options.check_apart(document=document, confidence=confidence)
-    translator = options.load_translator(model, device, revision, engine=engine, precision=precision)
+    own: dict[str, Any] = {"engine": engine, "precision": precision, "glossary": glossary}
+    translator = options.load_translator(model, device, revision, **own)
     from heedful.decoding.confidence import Confidence  # only now: the quick start imports little
     from heedful.evaluation.faults import described, find_faults
 
     context = documents_of(recipe_in(model, revision)).sentences - 1 if document else 0
+    config = translator.model.generation_config
     of_table: Any = table and iter(lambda: [*islice(table, MOST)], [])
     lines: Any = iter([text]) if text else of_table or lines_of(source)
     lines, sources = tee(lines)
     if confidence:
         likely = Confidence.from_pretrained(model, revision)
-        likely.check(translator.model.generation_config, to, num_beams=num_beams, early_stopping=early_stopping)
+        likely.check(config, to, num_beams=num_beams, early_stopping=early_stopping)
     counts = Counter[str]()
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
     settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
@@ -90,7 +94,7 @@ def translate(
         for number, (given, translation) in enumerate(pairs, start=1):
             values = {"score": translation.score} if scores or as_json else {}
             if check:
-                faults = find_faults(given, translation.text, translator.model.generation_config, translation.finished)
+                faults = find_faults(given, translation.text, config, translation.finished, translator.glossary)
                 counts.update([*faults])
                 if faults:
                     options.report(f"line {number}: {described(faults)}")

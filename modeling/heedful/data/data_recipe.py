@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from heedful.data.glossary import MARKS
 from heedful.data.tokenization import GAP, LANGUAGE_TAG, SEPARATOR
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
@@ -48,6 +49,7 @@ class AugmentationRules(Section, section="data.augmentation"):
     typos: float = key("share of source words with a swapped, lost, doubled or replaced letter", 0.0, least=0, most=1)
     no_final_punctuation: float = key("share of sources without their final full stop, ? or !", 0.0, least=0, most=1)
     joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)
+    terms: float = key("share of sources with marked terms, for glossaries (Dinu et al., 2019)", 0.0, least=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,12 @@ class DataRecipe(Section, section="data"):
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Additional tokens for the tokenizers: language tags, part tags, a mask and a separator."""
+        """Additional tokens for the tokenizers: language tags, part tags, a mask, a separator, and marks of terms."""
         tags = dict.fromkeys(f"<{part.tag}>" for part in self.parts.values() if part.tag)
-        return (*self.languages, *tags, *[MASK] * bool(self.denoise), *[SEPARATOR] * bool(self.documents))
+        marks = (
+            [MASK] * bool(self.denoise) + [SEPARATOR] * bool(self.documents) + [*MARKS] * bool(self.augmentation.terms)
+        )
+        return (*self.languages, *tags, *marks)
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -168,10 +173,12 @@ class DataRecipe(Section, section="data"):
 
     def check_room(self, limit: int | None) -> None:
         """Raise a `ValueError` if rows made during an epoch may be longer than a model's positions."""
-        is_new = self.augmentation.joined or self.streaming or self.denoise or self.documents
+        is_new = (
+            self.augmentation.joined or self.augmentation.terms or self.streaming or self.denoise or self.documents
+        )
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
-            where = "with `data.streaming`, `data.denoise`, `data.documents` or `data.augmentation.joined`"
+            where = "with `data.streaming`, `data.denoise`, `data.documents` or rules of `data.augmentation`"
             is_met = limit is None or not is_new or (most is not None and most <= limit)
             self.require(is_met, name, f"be at most {limit}, the model's positions, {where}")
 
@@ -199,7 +206,9 @@ def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | Non
         field, token = f"data.mixture.{name}", f"<{part.tag}>"
         if part.to is None and part.target not in (None, target) and re.fullmatch("[a-z]{2,3}", part.target or ""):
             raise wrong(f"{field}.to", f"be given if the target is {part.target}, not {target}", "empty")
-        is_taken = token in (*SPECIAL_TOKENS, SEPARATOR) or part.tag == DENOISE or GAP.fullmatch(token)
+        is_taken = token in (*SPECIAL_TOKENS, SEPARATOR, *MARKS) or part.tag == DENOISE or GAP.fullmatch(token)
         if part.tag is not None and (is_taken or not OTHER_TAG.fullmatch(token)):
-            must = "letters, digits, '-' and '_', a letter first; not pad, s, unk, mask, sep, denoise or extra_id_0"
+            must = (
+                "letters, digits, '-' and '_', a letter first; not pad, s, unk, mask, sep, term, denoise or extra_id_0"
+            )
             raise wrong(f"{field}.tag", f"be {must}", repr(part.tag))

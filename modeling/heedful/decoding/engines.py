@@ -101,7 +101,7 @@ class GenerateEngine:
         if is_plain and graphs.may_use_graphs(self.model, inputs, settings):
             return graphs.generate(self.model, inputs, settings), None
         search: dict[str, Any] = {"generation_config": settings, "logits_processor": processor}
-        if self.ensemble or asked_of(settings, SEARCH_SETTINGS):
+        if self.ensemble or asked_of(settings, (*SEARCH_SETTINGS, "force_words_ids")):
             search["custom_generate"] = BeamSearch(models=self.ensemble)
         if settings.stop_strings is not None:
             search["tokenizer"] = self.tokenizer

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from heedful.configuration_base_heed import TEXT_TASK, position_limit
+from heedful.data.glossary import Glossary
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.documents import Documents, Found, Rows
 from heedful.decoding.engines import EngineName, GenerateEngine, Progress, Translation, ignored
@@ -30,6 +32,8 @@ from heedful.messages_heed import wrong
 from heedful.protocols import Seq2SeqModel
 from heedful.sentences_heed import LINE_BREAK
 from heedful.symbols_heed import UNKNOWN, check_are_several, checked_texts, naming_the_line, trimmed, unknown_id
+
+FORCED_BEAMS = 5  # at least, for a search with forced words
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Tally:
     paragraphs: Paragraphs | None = None  # if lines may be split
     unfinished: int = 0
     unknown: int = 0
+    texts: dict[tuple[int, int], str] = field(default_factory=dict)  # of rows, for a glossary
+    missing: int = 0  # terms of a glossary
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens
     skipped: list[tuple[int, int]] = field(default_factory=list)
 
@@ -91,6 +97,8 @@ class Tally:
         if (documents := self.search.documents) is not None and documents.unmatched:
             why = "with context, the output has other separators or is cut off"
             warnings.warn(f"Sentences translated without context: {documents.unmatched} ({why}).", stacklevel=3)
+        if self.missing:
+            warnings.warn(f"Glossary terms that are not in the output: {self.missing}.", stacklevel=3)
         if self.long:
             result = "scored too low" if done == "scored" else "translated in part or wrongly"
             if done == "translated" and not self.search.split:
@@ -111,9 +119,12 @@ class Translator:
             with the same tokens in float32. `auto` uses the native decoder if it supports model and settings.
         precision: Weight type of the native decoder, `float32` or `int8`.
         ensemble: Further models with these tokenizers. The mean of all probabilities chooses each token.
+        glossary: File of terms to translate as given. They are marked in the sources for a model trained with
+            `data.augmentation.terms`. A second search forces missing ones into the outputs.
 
     Raises:
-        ValueError: If the tokenizers do not fit the model, the engine cannot run it, or the precision is ignored.
+        ValueError: If the tokenizers do not fit the model, the engine cannot run it, the precision is ignored, or
+            the glossary is wrong.
     """
 
     def __init__(
@@ -123,6 +134,7 @@ class Translator:
         engine: EngineName = "auto",
         precision: Precision = "float32",
         ensemble: Sequence[Seq2SeqModel] = (),
+        glossary: str | Path | None = None,
     ):
         if not isinstance(tokenizers, TokenizerPair):
             raise wrong("tokenizers", "be a `TokenizerPair`", f"a {type(tokenizers).__name__}")
@@ -143,6 +155,7 @@ class Translator:
             raise wrong("precision", "be float32 with the engine generate", repr(precision))
         self.model, self.tokenizers, self.ensemble = model, tokenizers, ensemble
         self.engine, self.precision = engine, precision
+        self.glossary = None if glossary is None else Glossary(glossary, tokenizers)
         self._engines: dict[str, GenerateEngine] = {}
         if engine != "auto":
             self._current(engine)
@@ -155,6 +168,7 @@ class Translator:
         revision: str | None = None,
         engine: EngineName = "auto",
         precision: Precision = "float32",
+        glossary: str | Path | None = None,
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
@@ -164,6 +178,7 @@ class Translator:
             revision: Branch, tag or commit on the Hub.
             engine: As in the constructor.
             precision: As in the constructor.
+            glossary: As in the constructor.
 
         Raises:
             FileNotFoundError: If the folder, its config or its weights are missing.
@@ -172,7 +187,7 @@ class Translator:
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
         model = load_model(folder).to(target)
-        return cls(model, load_tokenizers(folder, model, given), engine, precision)
+        return cls(model, load_tokenizers(folder, model, given), engine, precision, glossary=glossary)
 
     def translate(
         self,
@@ -408,7 +423,11 @@ class Translator:
             return engine.search(sources, search.config, search.token_budget, **own) if rows else []
 
         begins = {number for number, text in enumerate(texts, start=first_number) if text[:1] == "\n"}
-        found = search.documents.search(rows, begins, searched) if search.documents else searched(rows)
+        lines = [tally.texts.pop(row[:2]) for row in rows] if self.glossary else []
+        marked = self.glossary.marked(lines, rows, search.positions) if self.glossary else rows
+        found = search.documents.search(marked, begins, searched) if search.documents else searched(marked)
+        if self.glossary is not None:
+            self._force_terms(self.glossary, lines, marked, found, tally)
         search.progress(len(texts) - (len(rows) if "progress" in own else 0))
         decoded = iter(self.tokenizers.decode_target([one.token_ids for row in found for one in row]))
         parts: defaultdict[int, dict[int, list[Translation]]] = defaultdict(dict)
@@ -428,17 +447,36 @@ class Translator:
         """Encode numbered texts; each row has its text's number, and its place there."""
         apart, rows = tally.paragraphs, []
         if apart is None or not apart.every_line:
-            rows = self._encoded([(number, 0, text) for number, text in texts], tally.search)
+            rows = self._encoded([(number, 0, text) for number, text in texts], tally)
         if apart is not None:
             rows, parts = apart.divided(texts, rows, tally.search.trained if tally.search.split else None)
-            rows += self._encoded(parts, tally.search)
+            rows += self._encoded(parts, tally)
         return [row for row in sorted(rows) if tally.keeps(row[0], row[2])]
 
-    def _encoded(self, texts: list[tuple[int, int, str]], search: Search) -> list[tuple[int, int, list[int]]]:
-        texts = [each for each in texts if trimmed(each[2])]
+    def _encoded(self, texts: list[tuple[int, int, str]], tally: Tally) -> list[tuple[int, int, list[int]]]:
+        texts = [(number, place, text) for number, place, given in texts if (text := trimmed(given))]
         with naming_the_line([number for number, *_ in texts]):
-            rows = self.tokenizers.encode_source([text for *_, text in texts], search.target_language)
+            rows = self.tokenizers.encode_source([text for *_, text in texts], tally.search.target_language)
+        if self.glossary is not None:
+            tally.texts |= {each[:2]: each[2] for each in texts}
         return [(*each[:2], row) for each, row in zip(texts, rows, strict=True)]
+
+    def _force_terms(self, glossary: Glossary, texts: list[str], rows: Rows, found: Found, tally: Tally) -> None:
+        """Search again, with forced words, for outputs that lack terms. A forced word may become part of another."""
+        config, engine = copy.deepcopy(tally.search.config), self._current("generate")
+        wanted, config.early_stopping = config.num_return_sequences, True
+        config.num_return_sequences = config.num_beams = max(FORCED_BEAMS, config.num_beams)
+        decode = self.tokenizers.decode_target
+        outputs = decode([best.token_ids for best, *_ in found])
+        for index, lacking in enumerate(map(glossary.forced, texts, outputs)):
+            if lacking and not config.do_sample:
+                config.force_words_ids = lacking
+                with suppress(ValueError):  # the words need more tokens than an output may have
+                    (ranked,) = engine.search([rows[index][2]], config, tally.search.token_budget)
+                    still = [glossary.forced(texts[index], text) for text in decode([one.token_ids for one in ranked])]
+                    best_first = sorted(range(len(still)), key=list(map(len, still)).__getitem__)
+                    found[index], lacking = [ranked[rank] for rank in best_first[:wanted]], still[best_first[0]]
+            tally.missing += len(lacking)
 
 
 def _counted(sentences: list[tuple[int, int]]) -> str:

@@ -21,7 +21,7 @@ NUMBER = re.compile(r"\d+(?:[.,:'’/\u00a0\u202f -]\d+)*")
 ADDRESS = re.compile(r"\b(?:\w+://|www\.)[!#-;=?-{}~]*[\w/]|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.\w+)+", re.ASCII)
 
 
-def find_faults(source: str, output: str, config: Any, is_finished: bool) -> dict[str, str]:
+def find_faults(source: str, output: str, config: Any, is_finished: bool, glossary: Any = None) -> dict[str, str]:
     """Return the faults of an output from a model with this generation config, each with what shows it."""
     source, output = trimmed(source), trimmed(output)
     found = {} if is_finished else {"cut_off": output[-20:]}
@@ -35,6 +35,9 @@ def find_faults(source: str, output: str, config: Any, is_finished: bool) -> dic
     lost = {
         "lost_number": lost_numbers(*(ADDRESS.sub(" ", text) for text in (source, output))),
         "lost_address": [each for each in ADDRESS.findall(source) if each.strip("/").lower() not in output.lower()],
+        "lost_term": [
+            source[mark.start : mark.end] for mark in (glossary.lacking(source, output) if glossary else ())
+        ],
     }
     return found | {name: ", ".join(parts) for name, parts in lost.items() if parts}
 
@@ -66,12 +69,14 @@ def described(faults: Mapping[str, object]) -> str:
     return "; ".join(f"{name.replace('_', ' ')} ({what})" for name, what in faults.items()) or "none"
 
 
-def count_faults(pairs: Sequence[Mapping[str, Any]], outputs: Sequence[Any], config: Any) -> dict[str, list[int]]:
+def count_faults(
+    pairs: Sequence[Mapping[str, Any]], outputs: Sequence[Any], config: Any, glossary: Any = None
+) -> dict[str, list[int]]:
     """Count each fault in `Translation`s of pairs' sources and in first references, where they are false alarms."""
     counts: dict[str, list[int]] = {}
     for pair, output, (reference, *_) in zip(pairs, outputs, references_of(pairs), strict=True):
         for side, (text, is_finished) in enumerate(((output.text, output.finished), (reference, True))):
-            for name in find_faults(pair["source"], text, config, is_finished):
+            for name in find_faults(pair["source"], text, config, is_finished, glossary):
                 counts.setdefault(name, [0, 0])[side] += 1
     return counts
 

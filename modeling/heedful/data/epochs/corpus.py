@@ -17,6 +17,7 @@ from heedful.data.epochs.batching import BatchingSettings, Row, UpdateBatches
 from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Sampling, Windows
 from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens
+from heedful.data.epochs.terms import Terms
 from heedful.data.tokenization import TokenizerPair
 
 Pairs = Iterable[Mapping[str, str]]
@@ -169,6 +170,8 @@ def encode(
             validation = denoising.rows(validation, HELD_OUT)
         if data.temperature != 1:
             drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
+        if data.augmentation.terms:
+            drawn.append(Terms(data.augmentation.terms, pairs, encoder, batching.seed).rows)
         if any(asdict(data.augmentation).values()):
             drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
         if (most := data.documents.sentences) is not None:

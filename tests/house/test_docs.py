@@ -134,6 +134,8 @@ def test_every_command_of_the_readmes_runs(printed, tmp_path, monkeypatch):
     write_model_card(Path("runs/quickstart/model"), card_facts())
     rows = "".join(f"{pair['ko']}\t{pair['en']}\n" for pair in korean_english_pairs("train", 200))
     Path("pairs.tsv").write_text(f"ko\ten\n{rows}", encoding="utf-8")
+    Path("page.html").write_text("<p>개가 <b>뛴다</b>.</p>\n", encoding="utf-8")
+    Path("terms.tsv").write_text("개\tdog\n", encoding="utf-8")
     both = README + KOREAN.read_text(encoding="utf-8")
     commands = re.findall(r"(?:^\$ |`)((?:echo .* \| )?heedful [^`\n]+)", both, re.MULTILINE)
     assert commands

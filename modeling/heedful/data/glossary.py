@@ -140,8 +140,7 @@ class Glossary:
         """Return words to force into an output: for each term that it lacks, the token ids of its translations."""
         rows, special = list[list[list[int]]](), self._tokenizers.target.all_special_ids
         for targets in dict.fromkeys(mark.targets for mark in self.lacking(text, output)):
-            forms = [form for target in targets for form in (f" {target}", target[0].upper() + target[1:])]
-            ids = self._tokenizers.encode_target(forms)
+            ids = self._tokenizers.encode_target([f" {target}" for target in targets])  # as inside a sentence
             rows.append([[id_ for id_ in row if id_ not in special] for row in ids])
         return rows
 

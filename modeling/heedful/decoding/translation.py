@@ -5,7 +5,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -438,6 +438,8 @@ class Translator:
             search.markup.put_back(self, rows, parts, empty, search.token_budget)
         join = apart.put_together if apart else lambda number, found, empty: found.get(0, empty)
         results = [join(number, parts[number], empty) for number, _ in enumerate(texts, start=first_number)]
+        if self.glossary is not None:  # a forced word at the beginning has a space
+            results = [[replace(one, text=one.text.lstrip(" ")) for one in ranked] for ranked in results]
         unknown = unknown_id(self.tokenizers.target)
         tally.unfinished += sum(not all(one.finished for one in row) for row in results)
         tally.unknown += sum(any(unknown in one.token_ids for one in row) for row in results)

@@ -26,7 +26,7 @@ WORD = regex.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 
 
 class Word(NamedTuple):
-    """A word of a text, in Unicode's form NFC."""
+    """A text's word, in Unicode's form NFC."""
 
     text: str
     start: int

@@ -37,7 +37,7 @@ PLACEHOLDER = (
     r"[%#$]?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})"  # with braces in braces, as ICU has them
 )
 WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])\w)+(?:['’]\w+)*|[^\w\s]")
-# Shares of a word's attention. Neighbours belong to a tag if their mean share for its source is above ENOUGH, or above
+# Shares in a word's attention. Neighbours belong to a tag if their mean share for its source is above ENOUGH, or above
 # NEAR_MOST of a small largest share; so do all words between two above STRONG.
 ENOUGH, NEAR_MOST, STRONG = 0.4, 0.8, 0.7
 Room = tuple[int, int]  # the first of some characters or words, and the one after the last
@@ -84,8 +84,8 @@ class MarkedParagraphs(Paragraphs):
         stray = "<(?=[A-Za-z/!?])" if self.is_html else "<"
         self.token = re.compile("|".join([*[TAG, stray] * self.has_tags, self.placeholder.pattern]))
         self.open: list[tuple[str, str, int]] = []  # elements and comments: name, tag, line
-        self.until: re.Pattern[str] | None = None  # the end of an open comment, or of an element that stays
-        self.marked: dict[tuple[int, int], Marked] = {}  # by number and place of a text
+        self.until: re.Pattern[str] | None = None  # ends an open comment, or an element that stays
+        self.marked: dict[tuple[int, int], Marked] = {}  # by a text's number and place
         self.doubtful = 0  # outputs with a tag that is perhaps in the wrong place
 
     def _divided(self, line: str, number: int, place: int) -> list[tuple[str, str]]:
@@ -249,7 +249,7 @@ class Placing:
         return (self.words[room[0]][0] if room[0] < room[1] else close), close
 
     def _most(self, span: Room, is_free: np.ndarray, room: Room) -> tuple[float, Room]:
-        """Return the most attention of a word to some characters of the source, and the neighbours with much."""
+        """Return a word's most attention to some source characters, and the neighbours with much."""
         if not is_free.any():
             return 0.0, (room[1], room[1])
         shares = self.weights @ _overlap([span], self.source)[0]

@@ -63,7 +63,7 @@ class Tally:
     unfinished: int = 0
     unknown: int = 0
     texts: dict[tuple[int, int], str] = field(default_factory=dict)  # of rows, for a glossary
-    missing: int = 0  # terms of a glossary
+    missing: int = 0  # a glossary's terms
     long: list[tuple[int, int]] = field(default_factory=list)  # number and tokens
     skipped: list[tuple[int, int]] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ import regex
 from heedful.data.sources import references_of
 from heedful.symbols_heed import trimmed
 
-USUAL_RATIOS = "usual_length_ratios"  # of a generation config: `usual_ratios` of the run's validation pairs
+USUAL_RATIOS = "usual_length_ratios"  # in a generation config: `usual_ratios` of the run's validation pairs
 # Such a multiple of the usual ratio is an outlier, unless the spread is wide.
 OUTLIER_FACTOR, OUTLIER_SPREADS = 3.0, 6.0
 SHORT_TEXT = 8  # characters added to both sides: short texts have unreliable ratios
@@ -22,7 +22,7 @@ ADDRESS = re.compile(r"\b(?:\w+://|www\.)[!#-;=?-{}~]*[\w/]|(?<![\w.+-])[\w.+-]+
 
 
 def find_faults(source: str, output: str, config: Any, is_finished: bool, glossary: Any = None) -> dict[str, str]:
-    """Return the faults of an output from a model with this generation config, each with what shows it."""
+    """Return an output's faults, if its model has this generation config, each with what shows it."""
     source, output = trimmed(source), trimmed(output)
     found = {} if is_finished else {"cut_off": output[-20:]}
     loops = [LOOP.search("".join(f"{word} " for word in WORD.findall(text.lower()))) for text in (source, output)]

@@ -114,7 +114,7 @@ def window_of(rows: Sequence[Sequence[int]], separator: int) -> list[int]:
 
 
 def control_id(token: str, tokenizer: "PreTrainedTokenizerFast", key: str) -> int:
-    """Return the id of a control token; raise a `ValueError` unless it is one that is never read from text."""
+    """Return a control token's id; raise a `ValueError` unless it is one that is never read from text."""
     id_ = tokenizer.added_tokens_encoder.get(token)
     is_closed = symbols_of(tokenizer) is not None  # it accepts only its symbols
     texts = [] if is_closed else [token, f"a {token} a"]

@@ -22,7 +22,7 @@ LONGEST, MOST_TERMS = 3, 3  # words in a phrase, and terms in a source
 COMMON, RARE = 0.01, 10  # share of sources, if more than so many, with a word too common to begin or end a term
 EXCHANGED = 0.5  # share of one-word terms whose translation is exchanged for another word
 LEAST_SCORE, BUCKETS, MULTIPLIER = 0.1, 2**24, 0x9E3779B1  # of aligned words; for the counts of word couples
-Links = Sequence[Sequence[int]]  # places of a source and a target word, from 0
+Links = Sequence[Sequence[int]]  # places of two words, source and target, from 0
 Phrase = tuple[int, int, int, int]  # first source word, the one after the last, and the same of the target
 
 
@@ -63,7 +63,7 @@ class Terms:
         return EncodedPairs((changed.get(index) or rows[index] for index in range(len(rows))), rows.numbers)
 
     def _drawn(self, number: int, draws: Draws) -> tuple[list[Mark], str]:
-        """Draw terms of a pair; return their marks, in order, and the target with their translations."""
+        """Draw a pair's terms; return their marks, in order, and the target with their translations."""
         source, target = (words_of(side[number]) for side in self._texts)
         found = ((source[first:after], target[begin:end]) for first, after, begin, end in phrases(self._links[number]))
         known, text = [both for both in found if self._is_term(*both)], self._texts[1][number]

@@ -105,12 +105,12 @@ class OnnxModel(PreTrainedModel, HeedGenerationMixin):
             logits, *present = _run(self.first_step, inputs | {"encoder_hidden_states": states})
             if cache is not None:
                 fill_cache(cache, present)
-            return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
+            return Seq2SeqLMOutput(logits=logits, **cast(Any, {CACHE: cache}))
         past = dict(zip(cache_names(self.config.decoder_layers), cached_tensors(cache), strict=True))
         logits, *present = _run(self.next_step, inputs | past)
         for layer, own in enumerate(cast(Any, cache.self_attention_cache.layers)):
             own.keys, own.values = present[2 * layer : 2 * layer + 2]
-        return Seq2SeqLMOutput(logits=logits, **{CACHE: cache})
+        return Seq2SeqLMOutput(logits=logits, **cast(Any, {CACHE: cache}))
 
 
 class OnnxEncoder(nn.Module):

@@ -15,7 +15,6 @@ from chromium import needs_node
 from heedful import BeamSearch, HeedConfig, TokenizerPair
 from heedful.conversion.families import plain_heads
 from heedful.conversion.model_conversion import convert_model
-from heedful.conversion.stock_models import stock_model
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.engines import GenerateEngine
 from heedful.decoding.search_settings import asked_of
@@ -27,6 +26,7 @@ from heedful.export.onnx.onnx_export import export_onnx
 from heedful.export.onnx.onnx_graphs import write_onnx
 from heedful.export.onnx.onnx_model import OnnxModel
 from heedful.export.page import write_page
+from heedful.export.transformers_export import stock_model
 from helpers import SHARINGS, VARIANTS, assert_error, assert_near, dequantized, logits_of, rounding, tiny_model
 from memorised import PAIRS, memorised_model, saved_in, saved_model
 

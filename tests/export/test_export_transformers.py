@@ -22,10 +22,9 @@ from heedful.cards import hub
 from heedful.cards.model_card import write_model_card
 from heedful.cli.main import app
 from heedful.conversion.model_conversion import convert
-from heedful.conversion.stock_models import save, stock_config, stock_model
 from heedful.export import fresh_process
 from heedful.export import transformers_export as exporter
-from heedful.export.transformers_export import check_recipe, export_transformers
+from heedful.export.transformers_export import check_recipe, export_transformers, save, stock_config, stock_model
 from heedful.training.recipe_file import read_recipe
 from helpers import assert_error, assert_refused, change_json, rounding, sentences, shake, tiny_model
 from memorised import PAIRS, saved_model

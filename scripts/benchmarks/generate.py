@@ -15,7 +15,7 @@ from harness import Json, Rounds, Row, Sizes, Threads, Vocabulary, begin, median
 from peers import CTranslate2, endless_search, make_heed, make_marian, make_sources, native
 
 from heedful import prepare_for_inference
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 
 
 def compare(size: str, batch: int, beams: int, options: dict[str, Any]) -> Row:

@@ -24,7 +24,7 @@ from harness import Json, Row, Sizes, Threads, Vocabulary, begin, report
 from peers import check_losses, endless_search, make_heed, make_marian, make_sources, native, training_step
 from transformers.trainer_pt_utils import LabelSmoother
 
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 
 SMOOTHING = 0.1
 LENGTH = 32  # tokens of each pair's source and target, in training

@@ -11,7 +11,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from heedful.conversion.families import COPIED_FIELDS, RENAMINGS
 from heedful.conversion.model_conversion import convert_model
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.export.ctranslate2_specification import make_specification
 from heedful.positions_heed import sinusoids
 

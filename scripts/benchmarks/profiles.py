@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers.modeling_outputs import BaseModelOutput
 
 from heedful.decoding.native.compiled_network import CompiledNetwork
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.host import keep_freed_memory
 
 WHOLE = "what is profiled"

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from heedful import HeedForConditionalGeneration, TokenizerPair
 from heedful.data.sources import read_pairs
 from heedful.decoding.engines import pad_sources
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.evaluation.metrics import score_translations
 
 Rows = list[list[int]]

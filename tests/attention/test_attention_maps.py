@@ -35,7 +35,7 @@ from heedful.attention.maps import attention_map, attention_maps, attention_maps
 from heedful.attention.recording import record_weights, recorded_heads
 from heedful.data.labels import shown_words, token_labels, token_words
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful_lab.studies.attention.single_heads import attention_modules
 from helpers import assert_error, assert_refused, tiny_config
 from pretrained_checkpoints import ENGLISH, KOREAN, marian

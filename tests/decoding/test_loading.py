@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from heedful.decoding.loading import load_model, resolve_device
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.decoding.translation import Translator
 from helpers import assert_error, assert_refused, change_json, tiny_model
 from memorised import saved_in

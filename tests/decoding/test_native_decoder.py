@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, MaxTimeCriteria
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from heedful import HeedConfig, HeedForConditionalGeneration
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.decoding.native.network import best_tokens
 from heedful.modeling_heed import HeedFeedForward
 from helpers import assert_error

@@ -15,7 +15,7 @@ from test_native_decoder import both, make_batch, make_model
 from heedful import prepare_for_inference
 from heedful.decoding.native import kernels
 from heedful.decoding.native.compiled_network import CompiledNetwork
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.decoding.native.network import NativeNetwork
 from helpers import assert_error
 

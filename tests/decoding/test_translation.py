@@ -24,7 +24,7 @@ from heedful import BackTranslation, BeamSearch, attention_maps, pipeline_heed
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding import translation
 from heedful.decoding.engines import Translation, evaluation_mode, pad_sources
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.decoding.paragraphs import Paragraphs
 from heedful.decoding.translation import Translator
 from heedful.pipeline_heed import HeedTranslationPipeline, pipelines_of_folder

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from heedful import attending_heed
 from heedful.attending_heed import WindowedMask
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from helpers import (
     VARIANTS,
     assert_near,

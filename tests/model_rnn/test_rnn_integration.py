@@ -11,7 +11,7 @@ from heedful.conversion.model_conversion import convert
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding.loading import load_model
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.export.ctranslate2_export import export_ctranslate2
 from heedful.export.onnx.onnx_export import export_onnx
 from heedful.verification.verification import check_attentions, check_cache, check_special_ids, check_tied_weights

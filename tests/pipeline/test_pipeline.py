@@ -14,7 +14,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 from heedful import BeamSearch, HeedForConditionalGeneration, MinimumBayesRisk, Translator, pipeline_heed
 from heedful.data.tokenization import TARGET_FOLDER, TokenizerPair
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.decoding.native.decoder import NativeDecoder
+from heedful.decoding.native.engine import NativeDecoder
 from heedful.pipeline_heed import TASK, TEXT_TASK, pipelines_of_folder
 from heedful.symbols_heed import decoded
 from helpers import assert_error, assert_refused, closure_of, shake, tiny_model

@@ -173,9 +173,8 @@ class DataRecipe(Section, section="data"):
 
     def check_room(self, limit: int | None) -> None:
         """Raise a `ValueError` if rows made during an epoch may be longer than a model's positions."""
-        is_new = (
-            self.augmentation.joined or self.augmentation.terms or self.streaming or self.denoise or self.documents
-        )
+        rules = self.augmentation
+        is_new = rules.joined or rules.terms or self.streaming or self.denoise or self.documents
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
             where = "with `data.streaming`, `data.denoise`, `data.documents` or rules of `data.augmentation`"

@@ -131,10 +131,9 @@ class Glossary:
 
     def counts(self, texts: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
         """Count the terms in texts, and those of them in the outputs."""
-        given, lacking = (
-            sum(map(len, found)) for found in (map(self.marks, texts), map(self.lacking, texts, outputs))
-        )
-        return {"in_sources": given, "in_outputs": given - lacking}
+        given, lacking = map(self.marks, texts), map(self.lacking, texts, outputs)
+        count = sum(map(len, given))
+        return {"in_sources": count, "in_outputs": count - sum(map(len, lacking))}
 
     def forced(self, text: str, output: str) -> list[list[list[int]]]:
         """Return words to force into an output: for each term that it lacks, the token ids of its translations."""

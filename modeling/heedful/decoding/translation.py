@@ -162,13 +162,7 @@ class Translator:
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | Path,
-        device: str | torch.device | None = None,
-        revision: str | None = None,
-        engine: EngineName = "auto",
-        precision: Precision = "float32",
-        glossary: str | Path | None = None,
+        cls, folder: str | Path, device: str | torch.device | None = None, revision: str | None = None, **options: Any
     ) -> Self:
         """Load a model and its tokenizers from a folder or the Hub.
 
@@ -176,9 +170,7 @@ class Translator:
             folder: A local folder with a model or a peft adapter (which is merged into its model), or a Hub id.
             device: "cpu", "cuda", "cuda:1", "mps"; None means CUDA if available, else the CPU.
             revision: Branch, tag or commit on the Hub.
-            engine: As in the constructor.
-            precision: As in the constructor.
-            glossary: As in the constructor.
+            **options: `engine`, `precision`, `ensemble` and `glossary`, as in the constructor.
 
         Raises:
             FileNotFoundError: If the folder, its config or its weights are missing.
@@ -187,7 +179,7 @@ class Translator:
         target, given = resolve_device(device), folder
         folder = model_folder(folder, revision)
         model = load_model(folder).to(target)
-        return cls(model, load_tokenizers(folder, model, given), engine, precision, glossary=glossary)
+        return cls(model, load_tokenizers(folder, model, given), **options)
 
     def translate(
         self,

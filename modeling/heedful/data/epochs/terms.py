@@ -48,9 +48,8 @@ class Terms:
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return an epoch's rows; epochs count from 0."""
         draws, numbers = drawn_numbers(self._seed, epoch, OF_TERMS), rows.numbers.tolist()
-        drawn = {
-            index: self._drawn(number, draws) for index, number in enumerate(numbers) if next(draws) < self._share
-        }
+        chosen = [index for index in range(len(rows)) if next(draws) < self._share]
+        drawn = {index: self._drawn(numbers[index], draws) for index in chosen}
         given = [(self._texts[0][numbers[index]], rows[index]["input_ids"], own) for index, (own, _) in drawn.items()]
         sources = with_marks(self._encoder.tokenizers.source, given)
         targets = self._encoder.tokenizers.encode_target([target for _, target in drawn.values()])

@@ -1,5 +1,6 @@
 """Terms: aligned and marked in training, found by a glossary, and counted in the outputs."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from heedful.decoding import markup
 from heedful.decoding.engines import GenerateEngine, Hypothesis
 from heedful.evaluation.faults import find_faults
 from heedful.training.preparation import prepare_corpus
-from helpers import assert_refused, tiny_model
+from helpers import assert_refused, load_script, tiny_model
 from tiny_runs import tiny_recipe, tiny_tree
 
 WORDS = [f"{one}{two}{end}" for one in "bdfgklmn" for two in "aeiou" for end in ("ko", "pu", "ren", "la", "estim")]
@@ -202,3 +203,9 @@ def test_the_guides_commands_train_and_use_terms(tmp_path, monkeypatch, printed)
     Path("letter.txt").write_text("아이가 학교 에 간다.\n", encoding="utf-8")
     found = run_commands(printed, commands)
     assert re.search(r"\d+ of \d+ terms in the outputs", found[commands[2]])
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts/benchmarks"))
+    columns = {"train": "builtin:train:60", "test": "builtin:test:20", "source": "ko", "target": "en"}
+    load_script("scripts/benchmarks/terms.py").main("runs/pairs/model", **columns, num_beams=1, json=Path("rows.json"))
+    plain, forced = json.loads(Path("rows.json").read_text(encoding="utf-8"))[-2:]
+    assert plain["terms"] == forced["terms"] > 5
+    assert plain["in outputs"] < forced["in outputs"]

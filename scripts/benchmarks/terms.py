@@ -20,7 +20,7 @@ from harness import Json, Row, begin, report
 
 from heedful import Translator
 from heedful.data.epochs.terms import RARE, aligned, phrases
-from heedful.data.glossary import words_of
+from heedful.data.glossary import Glossary, words_of
 from heedful.data.sources import read_pairs
 from heedful.evaluation.metrics import score_translations
 
@@ -66,16 +66,18 @@ def main(
         translator = Translator.from_pretrained(model, "cpu", glossary=path)
     glossary = translator.glossary
     assert glossary is not None
-    for translator.glossary in (None, glossary):
+    forced = Glossary.forced
+    for name in ("none", "only marks", "marks and forced words"):
+        translator.glossary = None if name == "none" else glossary
+        Glossary.forced = (lambda *_: []) if name == "only marks" else forced  # type: ignore[method-assign]
         start = process_time()
         texts = [best.text for best, *_ in translator.translate_lines(sources, num_beams=num_beams, split=False)]
         seconds, scores = process_time() - start, score_translations(texts, references, bootstrap=0)
         counts = glossary.counts(sources, texts)
-        row: Row = {"glossary": translator.glossary is not None, "terms": counts["in_sources"]}
+        row: Row = {"glossary": name, "terms": counts["in_sources"]}
         row["in outputs"] = round(100 * counts["in_outputs"] / max(1, counts["in_sources"]), 1)
-        rows.append(
-            row | {"BLEU": round(scores["bleu"], 2), "chrF": round(scores["chrf"], 2), "seconds": round(seconds, 1)}
-        )
+        row |= {"BLEU": round(scores["bleu"], 2), "chrF": round(scores["chrf"], 2), "seconds": round(seconds, 1)}
+        rows.append(row)
     report(rows, json)
 
 

@@ -206,6 +206,6 @@ def test_the_guides_commands_train_and_use_terms(tmp_path, monkeypatch, printed)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts/benchmarks"))
     columns = {"train": "builtin:train:60", "test": "builtin:test:20", "source": "ko", "target": "en"}
     load_script("scripts/benchmarks/terms.py").main("runs/pairs/model", **columns, num_beams=1, json=Path("rows.json"))
-    plain, forced = json.loads(Path("rows.json").read_text(encoding="utf-8"))[-2:]
+    plain, _, forced = json.loads(Path("rows.json").read_text(encoding="utf-8"))[-3:]
     assert plain["terms"] == forced["terms"] > 5
     assert plain["in outputs"] < forced["in outputs"]

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from guides import commands_of, run_commands, text_of
 from heedful import Translator
+from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs import terms
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.glossary import MARKS, Glossary
@@ -48,15 +49,16 @@ def tokenizers():
     return tokenizers_of(MARKS)
 
 
-def texts_of(tokenizers, share, epoch=0, **limits):
+def texts_of(tokenizers, share, epoch=0, placeholders=0.0, **limits):
     """Return an epoch's sources as text with their marks, and targets."""
     pairs, encoder = Dataset.from_list(PAIRS), PairEncoder(tokenizers, **limits)
     rows = EncodedPairs(encoder.rows(pairs)).chosen(np.arange(5, 300))  # as `Sampling` chooses
-    found = terms.Terms(share, pairs, encoder, seed=1).rows(rows, epoch)
+    rules = AugmentationRules(terms=share, placeholders=placeholders)
+    found = terms.Terms(rules, pairs, encoder, seed=1).rows(rows, epoch)
     assert found.numbers.tolist() == [*range(5, 300)]
     targets = tokenizers.decode_target(found[index]["labels"] for index in range(295))
     texts = [tokenizers.source.decode(found[index]["input_ids"]).removesuffix("</s>") for index in range(295)]
-    assert [MARKED.sub(r"\1", text) for text in texts] == SIDES[0][5:]
+    assert placeholders or [MARKED.sub(r"\1", text) for text in texts] == SIDES[0][5:]
     return [*zip(texts, targets, strict=True)]
 
 
@@ -104,6 +106,25 @@ def test_shares_are_drawn_anew_in_every_epoch_from_the_seed_and_long_rows_stay(t
     assert 0 < sum("<term>" in text for text, _ in texts_of(tokenizers, 1.0, max_source_tokens=longest + 8)) < 250
 
 
+def test_numbers_replace_words_and_their_translations_in_a_share_of_the_pairs(tokenizers):
+    kinds, plain = Counter(), [*zip(*SIDES, strict=True)][5:]
+    for texts, (source, target) in zip(texts_of(tokenizers, 0.3, placeholders=0.5), plain, strict=True):
+        numbers = [re.findall(r"\d+", text) for text in texts]
+        kinds["numbers" if numbers[0] else "marks" if "<term>" in texts[0] else "plain"] += 1
+        assert sorted(numbers[0]) == sorted({*numbers[1]})
+        kinds["several"] += len(numbers[0]) > 1
+        if len(numbers[0]) == 1:
+            patterns = [re.sub(r"\d+", "(.+)", re.escape(text)) for text in texts]
+            found = [re.fullmatch(*both)[1].split() for both in zip(patterns, (source, target), strict=True)]
+            words = [sorted(word.lower().replace("imes", "im") for word in side) for side in found]
+            assert all(map(str.startswith, words[1], words[0]))
+            kinds[sum(map(len, words[1])) - sum(map(len, words[0]))] += 1  # letters that stay
+    assert 60 < kinds["marks"] < 120 < kinds["numbers"] < 180
+    assert min(kinds[kind] for kind in ("several", 0, 1, 2)) > 10
+    without_marks = tokenizers_of(())
+    assert sum("3" in text for text, _ in texts_of(without_marks, 0.0, placeholders=1.0)) > 100
+
+
 def test_no_text_becomes_a_mark_and_a_mark_needs_its_token(tmp_path, tokenizers):
     marks = {tokenizers.source.added_tokens_encoder[mark] for mark in MARKS}
     assert marks.isdisjoint(tokenizers.encode_source(["a <term>b<term-as> c<term-end>"])[0])
@@ -112,6 +133,7 @@ def test_no_text_becomes_a_mark_and_a_mark_needs_its_token(tmp_path, tokenizers)
         ({"tokenizer.path": str(tmp_path / "plain")}, r"`data.augmentation.terms` must be a special token .* <term>"),
         ({"data.mixture": {"a": {"train": "x", "tag": "term"}}}, r"`data.mixture.a.tag` must be .* term, denoise or"),
         ({"data.streaming": True}, r"`data.streaming` must be false if .*`data.augmentation`"),
+        ({"data.augmentation.placeholders": 1}, "`data.augmentation.placeholders` must be at most 1 - "),
     ]
     own = {"data.augmentation": {"terms": 0.1}}
     assert_refused(cases, lambda changes: prepare_corpus(tiny_recipe(tmp_path, own | changes), tmp_path / "own"))

@@ -50,6 +50,11 @@ class AugmentationRules(Section, section="data.augmentation"):
     no_final_punctuation: float = key("share of sources without their final full stop, ? or !", 0.0, least=0, most=1)
     joined: float = key("share of pairs joined with another pair (Kondo et al., 2021)", 0.0, least=0, most=1)
     terms: float = key("share of sources with marked terms, for glossaries (Dinu et al., 2019)", 0.0, least=0, most=1)
+    placeholders: float = key("share of pairs with numbers instead of words, for `--markup`", 0.0, least=0, most=1)
+
+    def check(self) -> None:
+        """Refuse shares that together are above 1."""
+        self.require(self.terms + self.placeholders <= 1, "placeholders", "be at most 1 - `data.augmentation.terms`")
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,8 @@ class DataRecipe(Section, section="data"):
     def check_room(self, limit: int | None) -> None:
         """Raise a `ValueError` if rows made during an epoch may be longer than a model's positions."""
         rules = self.augmentation
-        is_new = rules.joined or rules.terms or self.streaming or self.denoise or self.documents
+        is_longer = rules.joined or rules.terms or rules.placeholders
+        is_new = is_longer or self.streaming or self.denoise or self.documents
         for name in ("max_source_tokens", "max_target_tokens"):
             most = getattr(self, name)
             where = "with `data.streaming`, `data.denoise`, `data.documents` or rules of `data.augmentation`"

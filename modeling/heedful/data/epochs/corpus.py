@@ -170,8 +170,8 @@ def encode(
             validation = denoising.rows(validation, HELD_OUT)
         if data.temperature != 1:
             drawn.append(Sampling(numbers, data.temperature, batching.seed).rows)
-        if data.augmentation.terms:
-            drawn.append(Terms(data.augmentation.terms, pairs, encoder, batching.seed).rows)
+        if data.augmentation.terms or data.augmentation.placeholders:
+            drawn.append(Terms(data.augmentation, pairs, encoder, batching.seed).rows)
         if any(asdict(data.augmentation).values()):
             drawn.append(Augmentation(data.augmentation, pairs, encoder, batching.seed).rows)
         if (most := data.documents.sentences) is not None:

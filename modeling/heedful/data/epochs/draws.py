@@ -76,6 +76,9 @@ class Augmentation:
         if changes_words and symbols_of(encoder.tokenizers.source) is not None:
             must = "empty except for `joined` if the source vocabulary is closed"
             raise ValueError(f"`data.augmentation` must be {must}, but changes source words.")
+        if rules.placeholders and symbols_of(encoder.tokenizers.target) is not None:
+            must = "be 0 if the target vocabulary is closed"
+            raise wrong("data.augmentation.placeholders", must, rules.placeholders)
         self._rules, self._pairs, self._encoder, self._seed = rules, pairs, encoder, seed
 
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:

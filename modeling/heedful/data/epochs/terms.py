@@ -1,16 +1,21 @@
-"""Terms for training: random aligned words and phrases, marked in their sources with their translations."""
+"""Terms and placeholders for training: random aligned words and phrases.
+
+Terms are marked in their sources with their translations. Numbers replace others on both sides, as `markup` writes
+placeholders for a model.
+"""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations_with_replacement, count
 from sys import intern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs.draws import Draws, drawn_numbers
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, numbers_of_parts
 from heedful.data.glossary import MARKS, Mark, Word, with_marks, words_of
 from heedful.symbols_heed import trimmed
 
@@ -22,20 +27,22 @@ LONGEST, MOST_TERMS = 3, 3  # words in a phrase, and terms in a source
 COMMON, RARE = 0.01, 10  # share of sources, if more than so many, with a word too common to begin or end a term
 EXCHANGED = 0.5  # share of one-word terms whose translation is exchanged for another word
 LEAST_SCORE, BUCKETS, MULTIPLIER = 0.1, 2**24, 0x9E3779B1  # of aligned words; for the counts of word couples
+ENDINGS = (0, 1, 1, 2)  # letters of a source word that may stay after the number, as Korean particles do
 Links = Sequence[Sequence[int]]  # places of two words, source and target, from 0
 Phrase = tuple[int, int, int, int]  # first source word, the one after the last, and the same of the target
 
 
 class Terms:
-    """Marks terms in a share of an epoch's rows; seed, epoch and rows decide which.
+    """Marks terms in a share of an epoch's rows, and replaces terms in another; seed, epoch and rows decide which.
 
-    Some translations are exchanged for a rare word, in the target too, so that the model learns to copy what it cannot
-    guess. A row that would be too long stays as it is. The `numbers` of rows are places in `pairs`.
+    Some marked translations are exchanged for a rare word, in the target too, so that the model learns to copy what it
+    cannot guess. A row that would be too long stays as it is. The `numbers` of rows are places in `pairs`.
     """
 
-    def __init__(self, share: float, pairs: "Dataset", encoder: PairEncoder, seed: int):
-        self._share, self._encoder, self._seed = share, encoder, seed
-        for mark in MARKS:
+    def __init__(self, rules: AugmentationRules, pairs: "Dataset", encoder: PairEncoder, seed: int):
+        self._rules, self._encoder, self._seed = rules, encoder, seed
+        self._parts = numbers_of_parts(pairs).tolist()
+        for mark in MARKS if rules.terms else ():
             control_id(mark, encoder.tokenizers.source, "data.augmentation.terms")
         self._texts = [[trimmed(text) for text in pairs[side][:]] for side in ("source", "target")]
         sides = [[[intern(word.text) for word in words_of(text)] for text in side] for side in self._texts]
@@ -48,39 +55,68 @@ class Terms:
     def rows(self, rows: EncodedPairs, epoch: int) -> EncodedPairs:
         """Return an epoch's rows; epochs count from 0."""
         draws, numbers = drawn_numbers(self._seed, epoch, OF_TERMS), rows.numbers.tolist()
-        chosen = [index for index in range(len(rows)) if next(draws) < self._share]
-        drawn = {index: self._drawn(numbers[index], draws) for index in chosen}
+        drawn, replaced = dict[int, tuple[list[Mark], str]](), dict[int, dict[str, Any]]()
+        changes = [next(draws) - self._rules.terms for _ in numbers]
+        for index, (number, change) in enumerate(zip(numbers, changes, strict=True)):
+            if change < 0:
+                drawn[index] = self._marked(number, draws)
+            elif change < self._rules.placeholders:
+                replaced[index] = self._replaced(number, draws) | {"part": self._parts[number]}
         given = [(self._texts[0][numbers[index]], rows[index]["input_ids"], own) for index, (own, _) in drawn.items()]
-        sources = with_marks(self._encoder.tokenizers.source, given)
+        sources = with_marks(self._encoder.tokenizers.source, given) if given else []
         targets = self._encoder.tokenizers.encode_target([target for _, target in drawn.values()])
         limits = (self._encoder.max_source_tokens or math.inf, self._encoder.max_target_tokens or math.inf)
         changed = {
             index: {"input_ids": source, "labels": target}
             for index, source, target in zip(drawn, sources, targets, strict=True)
             if len(source) <= limits[0] and len(target) <= limits[1]
-        }
+        } | dict(zip(replaced, self._encoder.rows(replaced.values()), strict=True))
         return EncodedPairs((changed.get(index) or rows[index] for index in range(len(rows))), rows.numbers)
 
-    def _drawn(self, number: int, draws: Draws) -> tuple[list[Mark], str]:
+    def _marked(self, number: int, draws: Draws) -> tuple[list[Mark], str]:
         """Draw a pair's terms; return their marks, in order, and the target with their translations."""
-        source, target = (words_of(side[number]) for side in self._texts)
-        found = ((source[first:after], target[begin:end]) for first, after, begin, end in phrases(self._links[number]))
-        known, text = [both for both in found if self._is_term(*both)], self._texts[1][number]
-        marks = list[tuple[int, int, Mark]]()
-        for _ in range(1 + int(next(draws) * MOST_TERMS) if known else 0):
-            term, translation = known[int(next(draws) * len(known))]
-            start, end, change = translation[0].start, translation[-1].end, next(draws)
+        text, marks, targets = self._texts[1][number], list[Mark](), list[tuple[int, int, str]]()
+        for term, translation, change in self._terms(number, draws):
+            start, end = translation[0].start, translation[-1].end
             is_exchanged = change < EXCHANGED and len(term) == len(translation) == 1 and self._rare
             written = self._rare[int(change / EXCHANGED * len(self._rare))] if is_exchanged else text[start:end]
-            if all(term[-1].end <= other.start or term[0].start >= other.end for *_, other in marks):
-                marks.append((start, end, Mark(term[0].start, term[-1].end, (written,))))
-        for start, end, mark in sorted(marks, reverse=True):
-            text = f"{text[:start]}{mark.targets[0]}{text[end:]}"
-        return sorted(mark for *_, mark in marks), text
+            marks.append(Mark(term[0].start, term[-1].end, (written,)))
+            targets.append((start, end, written))
+        return sorted(marks), _with(text, targets)
+
+    def _replaced(self, number: int, draws: Draws) -> dict[str, str]:
+        """Draw a pair's terms; return source and target with numbers instead."""
+        texts = [side[number] for side in self._texts]
+        numbers = (each for each in map(str, count(3 + int(next(draws) ** 3 * 7))) if each not in "".join(texts))
+        sources, targets = list[tuple[int, int, str]](), list[tuple[int, int, str]]()
+        for term, translation, change in self._terms(number, draws):
+            written, ending = next(numbers), ENDINGS[int(change * len(ENDINGS))]
+            stem = term[-1].end - ending * (ending < term[-1].end - term[-1].start)
+            sources.append((term[0].start, stem, written))
+            targets.append((translation[0].start, translation[-1].end, written))
+        return {"source": _with(texts[0], sources), "target": _with(texts[1], targets)}
+
+    def _terms(self, number: int, draws: Draws) -> Iterator[tuple[list[Word], list[Word], float]]:
+        """Draw some of a pair's terms, with their translations, and a number for each; they do not overlap."""
+        source, target = (words_of(side[number]) for side in self._texts)
+        found = ((source[first:after], target[begin:end]) for first, after, begin, end in phrases(self._links[number]))
+        known, taken = [both for both in found if self._is_term(*both)], list[Word]()
+        for _ in range(1 + int(next(draws) * MOST_TERMS) if known else 0):
+            (term, translation), change = known[int(next(draws) * len(known))], next(draws)
+            if not any(word in taken for word in term):
+                taken += term
+                yield term, translation, change
 
     def _is_term(self, source: list[Word], target: list[Word]) -> bool:
         are_common = {source[0].text.lower(), source[-1].text.lower()} & self._common
         return not are_common and all(word.text[0].isalnum() for word in (*source, *target))
+
+
+def _with(text: str, written: Iterable[tuple[int, int, str]]) -> str:
+    """Return a text with other words from some places to others."""
+    for start, end, word in sorted(written, reverse=True):
+        text = f"{text[:start]}{word}{text[end:]}"
+    return text
 
 
 def _counts(side: Sequence[Sequence[str]]) -> Counter[str]:

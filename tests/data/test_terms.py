@@ -16,7 +16,8 @@ from heedful import Translator
 from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs import terms
 from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
-from heedful.data.glossary import MARKS, Glossary
+from heedful.data.glossary import Glossary
+from heedful.data.tokenization import MARKS
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.decoding import markup
 from heedful.decoding.engines import GenerateEngine, Hypothesis

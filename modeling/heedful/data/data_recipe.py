@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from heedful.data.glossary import MARKS
-from heedful.data.tokenization import GAP, LANGUAGE_TAG, SEPARATOR
+from heedful.data.tokenization import GAP, LANGUAGE_TAG, MARKS, SEPARATOR
 from heedful.data.tokenizer_training import OTHER_TAG, SPECIAL_TOKENS
 from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key

@@ -14,13 +14,12 @@ import regex
 from transformers import PreTrainedTokenizerBase
 
 from heedful.data.labels import UNSPACED
-from heedful.data.tokenization import TokenizerPair
+from heedful.data.tokenization import MARKS, TokenizerPair
 from heedful.files import read_lines
 from heedful.messages_heed import wrong
 from heedful.symbols_heed import unknown_id
 
 Row = tuple[int, int, list[int]]  # a text's number, a place in it, and token ids
-MARKS = ("<term>", "<term-as>", "<term-end>")
 # A letter in a script without spaces, a word of other letters and digits, or a punctuation mark.
 WORD = regex.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
 

@@ -48,6 +48,7 @@ for pattern in json.load(sys.stdin):
 LANGUAGE_TAG = re.compile(r"<2([A-Za-z0-9_-]+)>")
 GAP = re.compile(r"<extra_id_\d+>|<mask>")  # T5 or BART fills them
 SEPARATOR = "<sep>"  # between the sentences of a document's window, in both vocabularies
+MARKS = ("<term>", "<term-as>", "<term-end>")  # around a term in a source, and its translation
 
 
 class TokenizerPair:

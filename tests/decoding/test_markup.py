@@ -192,14 +192,14 @@ def test_the_commands_of_the_guide_keep_the_markup_in_every_batch(
     Path("page.html").write_text(PAGE, encoding="utf-8")
     Path("strings.xml").write_text(STRINGS, encoding="utf-8")
     commands = [command.replace("runs/quickstart/model", str(folder)) for command in commands_of(GUIDE)]
-    with pytest.warns(UserWarning, match="a tag whose words"):
+    with pytest.warns(UserWarning, match="a tag to whose words"):
         run_commands(printed, commands)
     page, strings = (Path(name).read_text(encoding="utf-8") for name in ("page.en.html", "strings.en.xml"))
     for given, *texts in ((PAGE, ENGLISH, page), (STRINGS, TEXTS, strings)):
         assert all(sorted(KEPT.findall(text)) == sorted(KEPT.findall(given)) for text in texts)
     translator, settings = Translator(model, tokenizers), {"markup": "html"}
     lines = PAGE.splitlines(keepends=True)
-    with pytest.warns(UserWarning, match="a tag whose words"):
+    with pytest.warns(UserWarning, match="a tag to whose words"):
         assert "".join(row[0].text for row in translator.translate_lines(lines, chunk_size=1, **settings)) == page
     ranked = next(
         translator.translate_lines(["<b>고양이가</b> 잔다."], num_beams=3, num_return_sequences=3, **settings)
@@ -225,7 +225,7 @@ def test_no_failure_is_silent(model, tokenizers, refused, folder, monkeypatch):
         (row,) = translator.translate_lines([f"<b>{'x' * 9000}</b>"], markup="xml", keep_going=True)
     assert row[0].text == "<b></b>"
     monkeypatch.setattr("heedful.decoding.markup.ENOUGH", 1.0)
-    with pytest.warns(UserWarning, match="2 sentences have a tag whose words"):
+    with pytest.warns(UserWarning, match="Sentences with a tag to whose words .*: 2"):
         translator.translate(["비가 <b>온다</b>.", "<b>네.</b>", "<b>비가</b> 온다."], markup="html")
     sizes = {"vocab_size": len(tokenizers.source), "d_model": 8, "attention": "none", **tokenizers.special_ids()}
     blind = Translator(HeedRNNForConditionalGeneration(HeedRNNConfig(**sizes)), tokenizers)

@@ -38,7 +38,7 @@ def evaluate(
     bootstrap: Annotated[int, Option(help="Resamples for the 95 % intervals; 0: no intervals.")] = 1000,
     metric: Annotated[str | None, Option(help="Additional score: comet:FOLDER, a saved COMET model.")] = None,
     confusions: Annotated[int, Option(help="Number of common token confusions to show.")] = 0,
-    document: Annotated[bool, Option("--document", help="Translate sentences after those before them.")] = False,
+    document: Annotated[bool, Option("--document", help="Give the model the sentences before each.")] = False,
     token_budget: options.TokenBudget = 8192,
     predictions: Annotated[Path | None, Option(help="File for the outputs, one per line.")] = None,
     as_json: options.AsJson = False,

@@ -32,7 +32,7 @@ def translate(
     split: Annotated[bool, Option("--split", help="Split lines that are longer than those in training.")] = False,
     markup: Annotated[str | None, Option(help="Markup to keep: html, xml, placeholders, or two with a comma.")] = None,
     paragraphs: Annotated[bool, Option("--paragraphs", help="Split lines into sentences; keep markup.")] = False,
-    document: Annotated[bool, Option("--document", help="Translate lines after those before them.")] = False,
+    document: Annotated[bool, Option("--document", help="Give the model the lines before each.")] = False,
     num_beams: options.Beams = None,
     n_best: Annotated[int, Option("--n-best", help="Number of outputs per text, best first.")] = 1,
     scores: Annotated[bool, Option("--scores", help="Print each score before its output.")] = False,

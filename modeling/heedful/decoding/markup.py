@@ -122,7 +122,8 @@ class MarkedParagraphs(Paragraphs):
         for _, tag, number in self.open:
             raise _error(number, tag, "is never closed")
         if self.doubtful:
-            warnings.warn(f"{self.doubtful} sentences have a tag whose words no output word attends to.", stacklevel=4)
+            what = "Sentences with a tag to whose words no output word attends"
+            warnings.warn(f"{what}: {self.doubtful}.", stacklevel=4)
 
     def written(self, text: str, tags: Iterable[Placed]) -> str:
         """Write a text with tags; placeholders that the model invented are left out."""

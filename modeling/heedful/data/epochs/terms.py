@@ -114,7 +114,7 @@ class Terms:
 
 
 def _with(text: str, written: Iterable[tuple[int, int, str]]) -> str:
-    """Return a text with other words from some places to others."""
+    """Write words into a text, each instead of the characters between two places."""
     for start, end, word in sorted(written, reverse=True):
         text = f"{text[:start]}{word}{text[end:]}"
     return text

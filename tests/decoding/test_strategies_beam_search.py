@@ -242,19 +242,6 @@ def test_constrained_search_equals_the_plainest(kind, name):
     assert not any(unmet(tokens, phrases) for _, tokens in ours)
 
 
-def test_each_sentence_may_have_words_of_its_own_or_none():
-    model, rows, words = tiny_model(), sentences(*LENGTHS), [[[20, 21]], [], [[[30], [31]]]]
-
-    def found(rows, words):
-        return decode(model, rows, BeamSearch(sentence_force_words_ids=words), num_beams=4)
-
-    together = found(rows, words)
-    assert_same(together, [found([row], [own])[0] for row, own in zip(rows, words, strict=True)])
-    assert contains(together[0][1], [20, 21])
-    assert {30, 31} & set(together[2][1])
-    assert_same(found(rows, [[], [], []]), decode(model, rows, BeamSearch(), num_beams=4))
-
-
 PHRASES = st.lists(st.lists(st.integers(14, 24), min_size=1, max_size=3, unique=True), min_size=1, max_size=2)
 
 
@@ -270,16 +257,13 @@ def test_whatever_the_words_they_occur_in_the_output(words, beams, seed):
 
 NONSENSE = {
     "must fit into the longest output, 8 tokens, but needs 9": {"force_words_ids": [list(range(20, 29))]},
-    "must hold at least one constraint": {"force_words_ids": []},
+    "must be a list of one or more constraints, but is ": {"force_words_ids": []},
     r"`force_words_ids\[0\]` must be a list of token ids": {"force_words_ids": [[]]},
     r"`force_words_ids\[1\]` must be a list of token ids": {"force_words_ids": [[20], 21]},
-    "must be a list of constraints": {"force_words_ids": "word"},
+    "one or more constraints, but is 'word'": {"force_words_ids": "word"},
     "must hold token ids from 0 to 98 without end tokens, but holds 99": {"force_words_ids": [[99]]},
     "without end tokens, but holds 2 instead": {"force_words_ids": [[20, 2]]},
     "must hold different constraints": {"force_words_ids": [[20], [21], [20]]},
-    "must be None with `force_words_ids`": {"force_words_ids": [[20]], "sentence_force_words_ids": [[[20]]]},
-    "must hold a list for each of the 1 sentences, but holds 2": {"sentence_force_words_ids": [[[20]], []]},
-    r"`sentence_force_words_ids\[0\]` must fit": {"sentence_force_words_ids": [[list(range(20, 29))]]},
 }
 
 

@@ -38,7 +38,6 @@ class BeamSearch:
     Args:
         force_words_ids: Words that each output must contain, each as a list of token ids, or a list of alternatives
             (Hokamp and Liu, 2017; Post and Vilar, 2018). `None` takes generate()'s.
-        sentence_force_words_ids: A `force_words_ids` for each sentence; an empty list forces nothing.
         length_penalty_form: `power` divides a hypothesis' log-probability by length^α, as transformers does; `gnmt` by
             ((5 + length) / 6)^α (Wu et al., 2016), as *Attention Is All You Need* does with α = 0.6. α is generate()'s
             `length_penalty`. `None` takes the generation config's form, else `power`.
@@ -53,7 +52,6 @@ class BeamSearch:
     """
 
     force_words_ids: Sequence[Words] | None = None
-    sentence_force_words_ids: Sequence[Sequence[Words]] | None = None
     length_penalty_form: LengthPenaltyForm = None
     tokens_beyond_source: int | None = None
     models: Sequence[Seq2SeqModel] = field(default=(), repr=False)
@@ -93,9 +91,7 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     steps.require(not config.do_sample, "do_sample", "be False with BeamSearch", True)
     steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
     check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
-    has_shared, has_own = strategy.force_words_ids is not None, strategy.sentence_force_words_ids is not None
-    steps.require(not (has_shared and has_own), "sentence_force_words_ids", "be None with `force_words_ids`", "a list")
-    steps.require(beams > 1 or not (has_shared or has_own), "num_beams", "be at least 2 with forced words", beams)
+    steps.require(beams > 1 or strategy.force_words_ids is None, "num_beams", "be at least 2 with forced words", beams)
     form, models, weights = strategy.length_penalty_form, strategy.models, strategy.weights
     steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
     is_list = isinstance(models, Sequence) and not isinstance(models, str)
@@ -131,25 +127,17 @@ class _Search:
         self.words = self._read_words()
         self.beam = Beam(config, prompts, self.limits, self.fill, strategy.length_penalty_form)
         if self.words is not None:
-            self.beam.running.progress = [[Progress()] * self.beams for _ in self.words]
+            self.beam.running.progress = [[Progress()] * self.beams] * self.batch
         self.records = steps.Records(config)
 
-    def _read_words(self) -> list[ForcedWords] | None:
-        shared, each = self.strategy.force_words_ids, self.strategy.sentence_force_words_ids
-        if each is not None:
-            must = f"hold a list for each of the {self.batch} sentences"
-            steps.require(len(each) == self.batch, "sentence_force_words_ids", must, len(each), "holds")
-            given = [(f"sentence_force_words_ids[{number}]", own) for number, own in enumerate(each)]
-        elif shared is not None:
-            steps.require(bool(shared), "force_words_ids", "hold at least one constraint", "empty")
-            given = [("force_words_ids", shared)] * self.batch
-        else:
+    def _read_words(self) -> ForcedWords | None:
+        given, longest = self.strategy.force_words_ids, int(self.limits.min())
+        if given is None:
             return None
         vocabulary = self.members[0].model.get_output_embeddings().weight.shape[0]
-        words = [read_constraints(constraints, vocabulary, self.ends, name) for name, constraints in given]
-        for (name, _), wanted, limit in zip(given, words, self.limits.tolist(), strict=True):
-            needed = wanted.remaining(Progress())
-            steps.require(needed <= limit, name, f"fit into the longest output, {limit} tokens", needed, "needs")
+        words = read_constraints(given, vocabulary, self.ends)
+        needed, must = words.remaining(Progress()), f"fit into the longest output, {longest} tokens"
+        steps.require(needed <= longest, "force_words_ids", must, needed, "needs")
         return words
 
     def step(self) -> None:
@@ -176,8 +164,7 @@ class _Search:
         is_complete: Numbers = True
         if self.words is not None and progress is not None:
             candidates.progress = progress
-            pairs = zip(self.words, progress, strict=True)
-            complete = [[words.remaining(each) == 0 for each in row] for words, row in pairs]
+            complete = [[self.words.remaining(each) == 0 for each in row] for row in progress]
             is_complete = torch.tensor(complete, device=tokens.device)
         self.beam.advance(candidates, ended, is_complete)
 
@@ -193,8 +180,8 @@ class _Search:
             return scores, best // vocabulary, best % vocabulary, None
         room = (self.limits - running.parents.shape[-1] - 1).tolist()
         rows = [
-            words.order(scores, progress, count, self.ends, left)
-            for words, scores, progress, left in zip(self.words, totals, running.progress, room, strict=True)
+            self.words.order(scores, progress, count, self.ends, left)
+            for scores, progress, left in zip(totals, running.progress, room, strict=True)
         ]
         # At least K always continue; empty candidates are never chosen.
         longest = max(self.beams, *map(len, rows))

@@ -20,16 +20,16 @@ class Progress(NamedTuple):
 
 
 class ForcedWords:
-    """One sentence's constraints. One contiguous phrase from each must occur; phrases may overlap."""
+    """Constraints. One contiguous phrase from each must occur; phrases may overlap."""
 
     def __init__(self, constraints: tuple[Constraint, ...]):
         self.constraints = constraints
-        self._longest = max((len(phrase) for phrases in constraints for phrase in phrases), default=0)
+        self._longest = max(len(phrase) for phrases in constraints for phrase in phrases)
         self._shortest = [min(len(phrase) for phrase in phrases) for phrases in constraints]
 
     def advance(self, progress: Progress, token: int) -> Progress:
         """Return a hypothesis' progress after one more token."""
-        recent = (*progress.recent, token)[-self._longest :] if self._longest else ()
+        recent = (*progress.recent, token)[-self._longest :]
         met = (
             number
             for number, phrases in enumerate(self.constraints)
@@ -99,18 +99,18 @@ def _begun(phrase: Phrase, recent: Phrase) -> list[int]:
     return [0, *(begun for begun in range(1, most + 1) if recent[-begun:] == phrase[:begun])]
 
 
-def read_constraints(given: object, vocabulary: int, ends: Sequence[int], name: str) -> ForcedWords:
-    """Read one sentence's constraints, in the form for `BeamSearch`; other forms raise a `ValueError`."""
-    if not _is_list(given):
-        raise wrong(name, "be a list of constraints", repr(given))
-    constraints = tuple(_read_constraint(entry, f"{name}[{number}]") for number, entry in enumerate(given))
+def read_constraints(given: object, vocabulary: int, ends: Sequence[int]) -> ForcedWords:
+    """Read `force_words_ids`, in the form for `BeamSearch`; other forms raise a `ValueError`."""
+    if not _is_list(given) or not given:
+        raise wrong("force_words_ids", "be a list of one or more constraints", repr(given))
+    constraints = tuple(_read_constraint(entry, f"force_words_ids[{number}]") for number, entry in enumerate(given))
     for number, phrases in enumerate(constraints):
         if phrases in constraints[:number]:
-            raise wrong(name, "hold different constraints", f"{given[number]!r} twice", verb="has")
+            raise wrong("force_words_ids", "hold different constraints", f"{given[number]!r} twice", verb="has")
         for token in (token for phrase in phrases for token in phrase):
             if not 0 <= token < vocabulary or token in ends:
                 must = f"hold token ids from 0 to {vocabulary - 1} without end tokens"
-                raise wrong(name, must, token, verb="holds")
+                raise wrong("force_words_ids", must, token, verb="holds")
     return ForcedWords(constraints)
 
 

@@ -224,7 +224,6 @@ IMPOSSIBLE = [
     (BeamSearch, r"`custom_generate` must be an object such as BeamSearch\(…\), but is the cl"),
     (BeamSearch(models=tiny_model()), "`models` must be a list of models, but is a HeedFor"),
     (BeamSearch(models=["runs/a"]), r"`models\[0\]` must be a loaded model, but is 'ru"),
-    (BeamSearch(models=[tiny_model()], weights=[1, math.nan]), "`weights` must hold a positive number for each of "),
     (MinimumBayesRisk(None), "`tokenizer` must be a TokenizerPair or"),
     (LIKE_BLEU, "`utility` must be a function or None, but is 'bleu'"),
     (BeamSearch(models=[tiny_model()]), "with target size 272, but is 99 instead"),

@@ -109,11 +109,8 @@ def test_forced_words_may_be_an_argument_of_generate_as_in_transformers_4():
     assert forced != decode(model, rows, BeamSearch(), num_beams=4)
 
 
-WEIGHTS = (0.5, 0.3, 0.2)
-
-
 def averaged(logs):
-    return sum(weight * each.exp() for weight, each in zip(WEIGHTS, logs, strict=True)).log()
+    return (sum(each.exp() for each in logs) / len(logs)).log()
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("heed", True), ("t5", False)])
@@ -121,7 +118,7 @@ def test_an_ensemble_equals_the_plainest_search_over_averages(kind, cached):
     # Heed alone takes padding on the left.
     third, side = ("heed", "left") if kind == "heed" else ("marian", "right")
     models, rows = [model_of(kind, 0), model_of(kind, 1), model_of(third, 2)], sentences(*LENGTHS)
-    strategy = BeamSearch(models=models[1:], weights=[5, 3, 2], length_penalty_form="gnmt")
+    strategy = BeamSearch(models=models[1:], length_penalty_form="gnmt")
     options = {"num_beams": 3, "num_return_sequences": 3, "length_penalty": 0.6, "use_cache": cached}
     ours = decode(models[0], rows, strategy, side, **options)
     plainest = {"beams": 3, "limit": LIMIT, "penalty": gnmt, "alpha": 0.6}
@@ -182,7 +179,6 @@ REFUSED = {
     "`num_beams` must be at least 2 with forced words": ({"force_words_ids": [[20]]}, {"num_beams": 1}),
     "`length_penalty_form` must be": ({"length_penalty_form": "wu"}, {}),
     "`tokens_beyond_source` must be at least 1": ({"tokens_beyond_source": 0}, {}),
-    "`weights` must hold a positive number": ({"weights": [1.0, 2.0]}, {}),
     "`penalty_alpha` must not be set": ({}, {"penalty_alpha": 0.5}),
     "`dola_layers` must not be set": ({}, {"dola_layers": "low"}),
 }

@@ -4,7 +4,6 @@ Letters in shape comments: B sentences, K hypotheses and M candidates each, V ta
 length.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,7 +43,6 @@ class BeamSearch:
         tokens_beyond_source: Longest output, in tokens beyond the source length; 50 in *Attention Is All You Need*
             (section 6.1). Other limits apply too. `None` takes the generation config's, if any.
         models: Further models with the same vocabulary. The mean of all probabilities chooses each token.
-        weights: Positive weights for the generating model and `models`, scaled to sum 1. `None` means equal.
 
     Raises:
         ValueError: During a call, if a setting is out of range or excludes another, words cannot be forced within the
@@ -55,7 +53,6 @@ class BeamSearch:
     length_penalty_form: LengthPenaltyForm = None
     tokens_beyond_source: int | None = None
     models: Sequence[Seq2SeqModel] = field(default=(), repr=False)
-    weights: Sequence[float] | None = None
 
     def __call__(
         self,
@@ -92,13 +89,10 @@ def _check_settings(strategy: BeamSearch, config: GenerationConfig) -> None:
     steps.require(returned <= beams, "num_return_sequences", f"be at most `num_beams` ({beams})", returned)
     check_at_least(1, tokens_beyond_source=strategy.tokens_beyond_source)
     steps.require(beams > 1 or strategy.force_words_ids is None, "num_beams", "be at least 2 with forced words", beams)
-    form, models, weights = strategy.length_penalty_form, strategy.models, strategy.weights
+    form, models = strategy.length_penalty_form, strategy.models
     steps.require(form in (None, "power", "gnmt"), "length_penalty_form", "be 'power' or 'gnmt'", repr(form))
     is_list = isinstance(models, Sequence) and not isinstance(models, str)
     steps.require(is_list, "models", "be a list of models", f"a {type(models).__name__}")
-    count = 1 + len(models)
-    fit = weights is None or (len(weights) == count > 1 and all(0 < weight < math.inf for weight in weights))
-    steps.require(fit, "weights", f"hold a positive number for each of the {count} models, two or more", weights)
     has_logits = bool(models) and config.output_logits
     steps.require(not has_logits, "output_logits", "be False with several models (use scores)", True)
 
@@ -144,7 +138,7 @@ class _Search:
         tokens = self.beam.running.tokens.flatten(0, 1)  # (B * K, L)
         outputs = [member.next(tokens) for member in self.members]
         each = [output["logits"][:, -1].to(tokens.device, torch.float32).log_softmax(-1) for output in outputs]
-        log_probabilities = each[0] if len(each) == 1 else steps.average(each, self.strategy.weights)
+        log_probabilities = each[0] if len(each) == 1 else steps.average(each)
         log_probabilities = self.processor(tokens, log_probabilities)  # (B * K, V)
         self.records.add(log_probabilities, outputs[0])
         totals = self.beam.running.scores[..., None] + log_probabilities.view(self.batch, self.beams, -1)  # (B, K, V)

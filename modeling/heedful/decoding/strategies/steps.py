@@ -3,6 +3,7 @@
 Letters in shape comments: B sentences, K hypotheses per sentence, V target tokens, S source length, L target length.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -153,8 +154,6 @@ def member_steps(
     return ModelSteps(member, model_kwargs, rows_per_sentence)
 
 
-def average(log_probabilities: list[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
-    """Return the log of the mean probabilities (weighted or not) for `(rows, V)` log-probabilities."""
-    stacked, weights = torch.stack(log_probabilities), weights or [1.0] * len(log_probabilities)
-    shares = stacked.new_tensor([weight / sum(weights) for weight in weights])[:, None, None]
-    return torch.logsumexp(stacked + shares.log(), dim=0)
+def average(log_probabilities: list[torch.Tensor]) -> torch.Tensor:
+    """Return the log of the mean probabilities for `(rows, V)` log-probabilities."""
+    return torch.logsumexp(torch.stack(log_probabilities) - math.log(len(log_probabilities)), dim=0)

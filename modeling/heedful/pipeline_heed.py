@@ -261,13 +261,12 @@ class HeedTranslationPipeline(ChunkPipeline):
             options["streamer"] = _OneStream(options["streamer"], pieces[0].space, is_last[0])
         rows = [number for number, piece in enumerate(pieces) if piece.text]
         blank = [number for number, piece in enumerate(pieces) if not piece.text]
-        if rows and not is_streamed and ROW_ARGUMENTS & options.keys():
+        if not is_streamed and ROW_ARGUMENTS & options.keys():
             rows = [*range(len(pieces))]  # or a blank text would change later rows' numbers
         if stops is not None:  # a strategy gets no `tokenizer`
             criteria = [*(options.get("stopping_criteria") or ()), StopStringCriteria(self.target_tokenizer, stops)]
             options |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList(criteria)}
-        kept = getattr(options.get("custom_generate"), "keep", None)  # with minimum Bayes risk
-        size, filled = (len(pieces), kept or self._setting(options, "num_return_sequences") or 1, 0), {}
+        size, filled = (len(pieces), self._setting(options, "num_return_sequences") or 1, 0), {}
         if rows:
             inputs = {name: tensor[rows] for name, tensor in model_inputs.items()}
             # Heedful's strategies always return sequence scores, and some keep no step scores.

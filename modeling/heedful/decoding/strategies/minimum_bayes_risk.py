@@ -24,8 +24,8 @@ Utility = Callable[[str, str], float]
 class MinimumBayesRiskOutput(ModelOutput):
     """The output of `generate(return_dict_in_generate=True)` with `MinimumBayesRisk`."""
 
-    sequences: torch.Tensor | None = None  # (B * keep, L), best first per sentence
-    sequences_scores: torch.Tensor | None = None  # (B * keep) expected utilities
+    sequences: torch.Tensor | None = None  # (B, L)
+    sequences_scores: torch.Tensor | None = None  # (B) expected utilities
     candidate_sequences: torch.Tensor | None = None  # (B * N, L), all candidates
     utilities: torch.Tensor | None = None  # (B, N) expected utilities
     candidates: torch.Tensor | ModelOutput | None = None  # from the candidates' strategy
@@ -44,16 +44,14 @@ class MinimumBayesRisk:
         candidates: A callable such as `BeamSearch(…)` that finds the candidates; `None` is transformers' own.
         utility: A hypothesis' value if a reference is right. `None` is sacrebleu's sentence chrF (chrF2, from 0
             to 100), as in Eikema and Aziz (2022).
-        keep: Sequences per sentence, best first, with different texts if possible.
 
     Raises:
-        ValueError: During a call, if a sentence has fewer candidates than two or `keep`, or a setting is ignored.
+        ValueError: During a call, if a sentence has fewer than two candidates, or a setting is ignored.
     """
 
     tokenizer: TokenizerPair | PreTrainedTokenizerBase = field(repr=False)
     candidates: Callable[..., Any] | None = None
     utility: Utility | None = None
-    keep: int = 1
 
     def __call__(
         self,
@@ -63,7 +61,7 @@ class MinimumBayesRisk:
         inputs_tensor: torch.Tensor | None = None,
         **given: Any,
     ) -> torch.Tensor | MinimumBayesRiskOutput:
-        """Find N = `num_return_sequences` candidates with `BeamSearch`'s arguments, and return `(B * keep, L)`."""
+        """Find N = `num_return_sequences` candidates with `BeamSearch`'s arguments, and return `(B, L)`."""
         count = generation_config.num_return_sequences or 1
         self._check(count)
         unread = [*HUB_MODES, "force_words_ids"] if self.candidates is None else []  # other strategies may use them
@@ -83,8 +81,7 @@ class MinimumBayesRisk:
             texts = self.tokenizer.batch_decode(sequences[:, prompt_length:], skip_special_tokens=True)
         batches = [texts[start : start + count] for start in range(0, len(texts), count)]
         utilities = torch.tensor([expected_utilities(batch, utility) for batch in batches])  # (B, N)
-        chosen = [_best(row, batch, self.keep) for row, batch in zip(utilities.tolist(), batches, strict=True)]
-        places = torch.tensor([number * count + place for number, row in enumerate(chosen) for place in row])
+        places = torch.arange(len(batches)) * count + utilities.argmax(1)
         best = sequences[places.to(sequences.device)]
         # Without final columns of only padding.
         used = (best[:, prompt_length:] != filler(generation_config)).any(0).nonzero().flatten()
@@ -94,11 +91,9 @@ class MinimumBayesRisk:
         return MinimumBayesRiskOutput(best, utilities.flatten()[places], sequences, utilities, found)
 
     def _check(self, count: int) -> None:
-        kept, tokenizer = self.keep, self.tokenizer
         require(count >= 2, "num_return_sequences", "be at least 2 with MinimumBayesRisk, as candidates", count)
-        require(1 <= kept <= count, "keep", f"be at least 1 and at most `num_return_sequences` ({count})", kept)
-        can_decode = isinstance(tokenizer, TokenizerPair) or hasattr(tokenizer, "batch_decode")
-        require(can_decode, "tokenizer", "be a TokenizerPair or a transformers tokenizer", repr(tokenizer))
+        can_decode = isinstance(self.tokenizer, TokenizerPair) or hasattr(self.tokenizer, "batch_decode")
+        require(can_decode, "tokenizer", "be a TokenizerPair or a transformers tokenizer", repr(self.tokenizer))
         for name, function in {"utility": self.utility, "candidates": self.candidates}.items():
             require(function is None or callable(function), name, "be a function or None", repr(function))
 
@@ -115,12 +110,3 @@ def character_f_score() -> Utility:
 
     metric = CHRF()
     return lambda hypothesis, reference: metric.sentence_score(hypothesis, [reference]).score
-
-
-def _best(utilities: list[float], texts: list[str], keep: int) -> list[int]:
-    """Return the best candidates' places: first one per text, then, if too few, the others."""
-    order = sorted(range(len(texts)), key=lambda place: -utilities[place])
-    first: dict[str, int] = {}
-    for place in order:
-        first.setdefault(texts[place], place)
-    return sorted(order, key=lambda place: first[texts[place]] != place)[:keep]

@@ -1,4 +1,4 @@
-"""Sources made for targets: the same in every batch, drawn from the model's distribution, noised as in the paper."""
+"""Sources made for targets: the same in every batch, drawn from the model's distribution."""
 
 import collections
 import gzip
@@ -13,7 +13,7 @@ import torch
 from guides import assert_named, commands_of, python_of, run_commands, text_of
 from heedful import BackTranslation, SeededSampling, Translator
 from heedful.data.sources import read_pairs
-from heedful.distillation.back_translation import LOOP, noised
+from heedful.distillation.back_translation import LOOP
 from helpers import assert_error, assert_refused
 from memorised import saved_in
 
@@ -27,21 +27,16 @@ def lines(pairs) -> list[str]:
     return [*texts, " ".join(texts[:3]), *texts[::-1], " ".join(texts)]
 
 
-@pytest.mark.parametrize(
-    ("making", "engines"),
-    [
-        (partial(BackTranslation, "sampling", temperature=1.5), ("native", "generate")),
-        (partial(BackTranslation, "noised", num_beams=2), ("native",)),
-    ],
-    ids=["sampling", "noised"],
-)
-def test_what_is_random_follows_from_the_seed_and_the_line(model, tokenizers, lines, making, engines):
-    def made(seed, engine=engines[0], **batches):
+def test_what_is_random_follows_from_the_seed_and_the_line(model, tokenizers, lines):
+    def made(seed, engine="native", **batches):
         translator = Translator(model, tokenizers, engine=engine)
-        return list(making(seed=seed).pairs(translator, lines, max_new_tokens=30, **batches))
+        making = BackTranslation("sampling", temperature=1.5, seed=seed)
+        return list(making.pairs(translator, lines, max_new_tokens=30, **batches))
 
     expected = made(3)
-    for engine, batches in product(engines, ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5})):
+    for engine, batches in product(
+        ("native", "generate"), ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5})
+    ):
         assert made(3, engine, **batches) == expected
     assert made(4) != expected
     assert len(expected) > 7
@@ -66,18 +61,7 @@ def test_tokens_are_drawn_with_the_models_probabilities_and_scored_by_them(model
     assert [one.score for one, _ in same] == pytest.approx([other.per_token for _, other in same], abs=1e-5)
 
 
-def test_noise_and_loops_are_as_often_and_far_as_the_paper_says():
-    words = [f"w{place}" for place in range(50)]
-    found = [noised(" ".join(words), 1, number).split() for number in range(200)]
-    assert sum(map(len, found)) / 10_000 == pytest.approx(0.9, abs=0.02)
-    assert sum(text.count("_") for text in found) / 10_000 == pytest.approx(0.09, abs=0.02)
-    assert len({tuple(text) for text in found}) == 200
-    moves = []
-    for text in found:
-        places = [int(word[1:]) for word in text if word != "_"]
-        moves += [abs(sorted(places).index(place) - index) for index, place in enumerate(places)]
-    assert max(moves) == 3
-    assert noised("", 1, 1) == ""
+def test_a_loop_is_up_to_four_words_four_times_in_a_row():
     for text in ("no no no no", "a b a b a b a b c", "x a b c d a b c d a b c d a b c d"):
         assert LOOP.search(text + " ")
     for text in ("no no no", "na nano nano nano", "a b a b a b a c", "1 11 11 11 1"):
@@ -100,11 +84,10 @@ def test_beam_and_greedy_are_the_translators_own_and_useless_lines_are_left_out(
 
 def test_settings_that_would_be_ignored_or_cannot_be_are_named(model, tokenizers, monkeypatch):
     cases = [
-        ({"method": "guess"}, "`method` must be one of greedy, beam, sampling, noised"),
-        ({"method": "greedy", "num_beams": 3}, "`num_beams` is for beam and noised"),
+        ({"method": "guess"}, "`method` must be one of greedy, beam, sampling"),
+        ({"method": "greedy", "num_beams": 3}, "`num_beams` is for beam"),
         ({"method": "beam", "temperature": 1.0}, "`temperature` is for sampling"),
-        ({"method": "noised", "top_k": 5}, "`top_k` is for sampling"),
-        ({"method": "beam", "seed": 1}, "`seed` is for sampling and noised"),
+        ({"method": "beam", "seed": 1}, "`seed` is for sampling"),
         ({"method": "beam", "num_beams": 1}, "`num_beams` must be at least 2"),
         ({"method": "sampling", "top_k": 0}, "`top_k` must be at least 1"),
         ({"method": "sampling", "seed": -1}, "`seed` must be at least 0"),
@@ -159,7 +142,7 @@ def test_the_commands_and_python_of_the_guide_run(model, tokenizers, pairs, tmp_
     monkeypatch.chdir(tmp_path)
     saved_in("runs/backward/model", model, tokenizers)
     Path("texts.txt").write_text("".join(f"{text}\n" for text in pairs), encoding="utf-8")
-    assert len(run_commands(printed, commands_of(GUIDE))) == 3
+    assert len(run_commands(printed, commands_of(GUIDE))) == 2
     drawn = [json.loads(line) for line in Path("drawn.jsonl").read_text(encoding="utf-8").splitlines()]
     (code,) = python_of(GUIDE)
     found = {}

@@ -10,7 +10,7 @@ from heedful.cli import options
 from heedful.cli.options import PairsFile, write_pairs
 from heedful.cli.translate import CHUNK, lines_of
 
-Method = Literal["greedy", "beam", "sampling", "noised"]
+Method = Literal["greedy", "beam", "sampling"]
 
 
 def backtranslate(
@@ -18,11 +18,11 @@ def backtranslate(
     texts: Annotated[Path, Argument(metavar="TEXTS", help="Target sentences: a text file, one per line, or a table.")],
     output: PairsFile,
     column: Annotated[str | None, Option("--target", help="Column or language, if TEXTS is a table.")] = None,
-    method: Annotated[Method, Option(help="How to make sources; noised: beam plus noise.")] = "beam",
-    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width for beam and noised. Default: 5.")] = None,
+    method: Annotated[Method, Option(help="How to make sources.")] = "beam",
+    num_beams: Annotated[int | None, Option("--num-beams", help="Beam width for beam. Default: 5.")] = None,
     temperature: Annotated[float | None, Option(help="Sampling temperature. Default: 1.")] = None,
     top_k: Annotated[int | None, Option(help="Sample from the k likeliest tokens. Default: all.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of sampling and noise. Default: 1.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of sampling. Default: 1.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     to: options.TargetLanguage = None,
     token_budget: options.TokenBudget = 8192,

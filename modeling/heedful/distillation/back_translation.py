@@ -6,23 +6,18 @@ from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
 
-import numpy as np
-
 from heedful.decoding.engines import Translation
 from heedful.decoding.strategies.sampling import SeededSampling
 from heedful.decoding.translation import Translator
 from heedful.files import check_at_least
 from heedful.symbols_heed import check_are_several, trimmed
 
-NOISE = 0.1  # shares of words to delete and to replace
-FURTHEST_SWAP = 3  # words
 LOOP = re.compile(r"(?<!\S)((?:\S+ ){1,4}?)\1{3}")  # up to four words, four times in a row
 # Decoding methods, with their settings and defaults.
 METHODS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "beam": {"num_beams": 5},
     "sampling": {"temperature": 1.0, "top_k": None, "seed": 1},
-    "noised": {"num_beams": 5, "seed": 1},
 }
 
 
@@ -30,10 +25,9 @@ METHODS: dict[str, dict[str, Any]] = {
 class BackTranslation:
     """Settings to make sources for given targets.
 
-    `sampling` draws from the model's distribution. `noised` is beam search; then one word in ten is deleted, one in
-    ten is replaced by `_`, and words move by up to three places (Edunov et al., 2018, arXiv 1808.09381). Random
-    numbers depend only on `seed` and the line number. Lines without words are left out, and so are empty, cut-off and
-    repetitive sources (four repeats in a row). `None` is the default in `METHODS`.
+    `sampling` draws from the model's distribution (Edunov et al., 2018, arXiv 1808.09381); random numbers depend only
+    on `seed` and the line number. Lines without words are left out, and so are empty, cut-off and repetitive sources
+    (four repeats in a row). `None` is the default in `METHODS`.
 
     Raises:
         ValueError: If a setting is out of range or belongs to another method.
@@ -56,7 +50,6 @@ class BackTranslation:
             if self.method not in readers:
                 raise ValueError(f"`{name}` is for {' and '.join(readers)}, and must be left out of {self.method}.")
         check_at_least(2, num_beams=self.num_beams)
-        check_at_least(0, seed=self.seed)
         self._settings = METHODS[self.method] | given
         self._sampling = SeededSampling(**self._settings) if self.method == "sampling" else None
 
@@ -71,8 +64,6 @@ class BackTranslation:
         for number, (line, (best,)) in enumerate(zip(targets, found, strict=True), start=1):
             target = trimmed(line.removeprefix("\ufeff" if number == 1 else ""))
             source = trimmed(best.text)
-            if best.finished and self.method == "noised":
-                source = noised(source, self._settings["seed"], number)
             if target and source and is_useful(best):
                 yield {"source": source, "target": target}
             else:
@@ -125,17 +116,3 @@ def _check_search(translator: Translator, purpose: str) -> None:
 def is_useful(made: Translation) -> bool:
     """Return whether a generated text is complete and does not loop."""
     return made.finished and not LOOP.search(f"{made.text} ")
-
-
-def noised(text: str, seed: int, number: int) -> str:
-    """Delete, replace and move words of text `number`."""
-    words = re.findall(r"(\s*)(\S+)", text)
-    # Raw output, because numpy promises never to change it.
-    raw = np.random.PCG64(np.random.SeedSequence([seed, number])).random_raw((3, max(len(words), 1)))
-    deleted, replaced, moved = raw / 2.0**64
-    kept = [
-        ((space or " ") + ("_" if replaced[place] < NOISE else word), place + (FURTHEST_SWAP + 1) * moved[place])
-        for place, (space, word) in enumerate(words)
-        if deleted[place] >= NOISE
-    ]
-    return "".join(word for word, _ in sorted(kept, key=lambda each: each[1])).strip()

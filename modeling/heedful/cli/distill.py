@@ -11,8 +11,8 @@ from heedful.cli.options import PairsFile, write_pairs
 from heedful.cli.translate import CHUNK
 from heedful.messages_heed import shortened
 
-Choice = Literal["chrf", "bleu", "reverse", "score"]
-RULES = "Choose by likeness to the others (chrf, bleu), by --reverse, or by the file's scores. Default: chrf."
+Choice = Literal["chrf", "reverse", "score"]
+RULES = "Choose by likeness to the others (chrf), by --reverse, or by the file's scores. Default: chrf."
 
 
 def distill(
@@ -22,7 +22,6 @@ def distill(
     source: options.Source = "source",
     target: options.Target = "target",
     num_beams: Annotated[int | None, Option("--num-beams", help="Beam width of TEACHER. Default: 5.")] = None,
-    closest: Annotated[int | None, Option(help="Number of translations; keep the closest to the target.")] = None,
     max_new_tokens: options.MaxNewTokens = None,
     candidates: Annotated[str | None, Option(help="File of translations to choose from, not TEACHER.")] = None,
     choose: Annotated[Choice | None, Option(help=RULES)] = None,
@@ -34,8 +33,7 @@ def distill(
     device: options.Device = None,
 ) -> None:
     """Make training pairs with new targets: a larger model's translations, or the best of given translations."""
-    search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--closest": closest}
-    search |= {"--max-new-tokens": max_new_tokens}
+    search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--max-new-tokens": max_new_tokens}
     choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
     models = {"--reverse": reverse, "--to": to, "--token-budget": token_budget, "--device": device}
     if candidates is None:
@@ -54,9 +52,8 @@ def distill(
         from heedful.distillation.back_translation import SequenceDistillation
         from heedful.distillation.distillation import load_teachers
 
-        needed = target if closest else source  # texts without targets suffice
-        read = options.read_pairs(data or [], source, needed, streaming=True)
-        making = SequenceDistillation(5 if num_beams is None else num_beams, closest)
+        read = options.read_pairs(data or [], source, source, streaming=True)  # texts without targets suffice
+        making = SequenceDistillation(5 if num_beams is None else num_beams)
         made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
     else:
         from heedful.distillation.candidates import CandidateChoice, read_candidates

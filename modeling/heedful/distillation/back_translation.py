@@ -74,36 +74,26 @@ class BackTranslation:
 class SequenceDistillation:
     """Settings to make targets for given sources by a teacher's beam search (Kim and Rush, 2016, section 3.2).
 
-    `closest` is sequence-level interpolation (section 3.3): from this number of hypotheses, the one closest to the
-    reference by sentence BLEU is chosen. The same texts are left out as in `BackTranslation`.
+    The same texts are left out as in `BackTranslation`.
     """
 
     num_beams: int = 5
-    closest: int | None = None
     left_out: int = field(default=0, init=False)  # pairs so far
 
     def __post_init__(self) -> None:
-        check_at_least(2, closest=self.closest)
-        check_at_least(self.closest or 1, num_beams=self.num_beams)
+        check_at_least(1, num_beams=self.num_beams)
 
     def pairs(
         self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
     ) -> Iterator[dict[str, str]]:
         """Yield each pair's `source` with the teacher's `target`."""
-        from sacrebleu import sentence_bleu
-
         _check_search(translator, "distillation")
         given, kept = tee(pairs)
-        search = {"num_beams": self.num_beams, "num_return_sequences": self.closest or 1, **settings}
-        sources = (pair["source"] for pair in given)
+        sources, search = (pair["source"] for pair in given), {"num_beams": self.num_beams, **settings}
         found = translator.translate_lines(sources, split=False, keep_going=True, **search)
-        for pair, hypotheses in zip(kept, found, strict=True):
-            targets = [text for each in hypotheses if is_useful(each) and (text := trimmed(each.text))]
-            if self.closest:
-                reference = [pair["target"]]
-                targets.sort(key=lambda target: -sentence_bleu(target, reference).score)
-            if targets:
-                yield {"source": pair["source"], "target": targets[0]}
+        for pair, (best,) in zip(kept, found, strict=True):
+            if is_useful(best) and (target := trimmed(best.text)):
+                yield {"source": pair["source"], "target": target}
             else:
                 self.left_out += 1
 

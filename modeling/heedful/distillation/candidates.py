@@ -18,7 +18,7 @@ from heedful.files import quoted
 from heedful.messages_heed import shortened, wrong
 
 Candidates = tuple[str, list[tuple[str, float]]]  # a source, and its texts with scores or 0
-METHODS = ("chrf", "bleu", "reverse", "score")
+METHODS = ("chrf", "reverse", "score")
 
 
 def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
@@ -66,8 +66,8 @@ def _checked(cells: Mapping[str, Any], source: str, target: str, with_scores: bo
 class CandidateChoice:
     """Settings to choose one candidate per source as its target.
 
-    `chrf` and `bleu` choose the candidate most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein
-    and Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a reverse model most probably recovers
+    `chrf` chooses the candidate most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein and
+    Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a reverse model most probably recovers
     the source (Ng et al., 2019, arXiv 1907.06616). `score` chooses the highest score. Ties go to the higher score,
     then to the first. Before the choice, candidates that break a cleaning rule or are not in the script of `language`
     (a code such as ko) are dropped; after it, repeated pairs.
@@ -92,10 +92,7 @@ class CandidateChoice:
         if (reverse is None) == (self.method == "reverse"):
             found = f"{type(reverse).__name__} for {self.method}"
             raise ValueError(f"`reverse` must be a model for reverse, and None for others, but is {found} instead.")
-        from sacrebleu import sentence_bleu
-
-        utilities = {"chrf": character_f_score(), "bleu": lambda text, other: sentence_bleu(text, [other]).score}
-        utility = utilities.get(self.method)
+        utility = character_f_score() if self.method == "chrf" else None
         kept = ((source, self._kept(source, candidates)) for source, candidates in rows)
         seen: set[bytes] = set()
         sources: set[int] = set()  # hashes, to save memory

@@ -105,12 +105,12 @@ def test_the_default_length_comes_from_the_generation_config(translator, monkeyp
 
 
 def test_transformers_has_nothing_to_say_of_lengths(translator, monkeypatch):
-    logger, settings = logging.getLogger("transformers.generation.utils"), {"token_budget": 1, "early_stopping": True}
+    logger = logging.getLogger("transformers.generation.utils")
     monkeypatch.setattr(logger, "warning", lambda *words: pytest.fail(str(words)))
     assert translator.model.generation_config.max_length not in (None, 20)
     for engine, num_beams in product(("native", "generate"), (1, 3)):
         own = Translator(translator.model, translator.tokenizers, engine)
-        own.translate(["네.", "비가 온다."], num_beams=num_beams, **settings)
+        own.translate(["네.", "비가 온다."], num_beams=num_beams, token_budget=1)
 
 
 def test_translating_turns_dropout_off_and_leaves_the_model_as_it_was(training_model, tokenizers, pairs, translator):

@@ -40,7 +40,6 @@ def translate(
     check: Annotated[bool, Option("--check", help="Report repeated, cut-off, short and incomplete outputs.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print JSON lines with text, score and confidence.")] = False,
     max_new_tokens: options.MaxNewTokens = None,
-    early_stopping: Annotated[bool | None, Option(help="Stop beam search early. Default: the model's.")] = None,
     to: options.TargetLanguage = None,
     glossary: options.GlossaryFile = None,
     token_budget: options.TokenBudget = 8192,
@@ -76,10 +75,10 @@ def translate(
     lines, sources = tee(lines)
     if confidence:
         likely = Confidence.from_pretrained(model, revision)
-        likely.check(config, to, num_beams=num_beams, early_stopping=early_stopping)
+        likely.check(config, to, num_beams=num_beams)
     counts = Counter[str]()
     settings: dict[str, Any] = {"num_beams": num_beams, "num_return_sequences": n_best, "target_language": to}
-    settings |= {"max_new_tokens": max_new_tokens, "early_stopping": early_stopping, "token_budget": token_budget}
+    settings |= {"max_new_tokens": max_new_tokens, "token_budget": token_budget}
     keeps_ends = paragraphs or markup is not None
     settings |= {"split": split or None, "paragraphs": paragraphs, "markup": markup}
     settings |= {"context": context, "keep_going": not text}

@@ -1,6 +1,5 @@
 """A translation's likely quality from its score: a curve calibrated on validation pairs."""
 
-import copy
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -83,11 +82,10 @@ class Confidence:
         except TypeError as error:
             raise ValueError(f"{place} must have the fields that `heedful train` writes: {error}.") from None
 
-    def check(self, generation_config: GenerationConfig, target_language: str | None = None, **given: Any) -> None:
-        """Raise a `ValueError` for an uncalibrated search setting, or one `given` instead."""
-        config = copy.deepcopy(generation_config)
-        config.update(**{name: value for name, value in given.items() if value is not None})
+    def check(self, config: GenerationConfig, target_language: str | None, num_beams: int | None = None) -> None:
+        """Raise a `ValueError` for an uncalibrated search setting, or other `num_beams`."""
         now, own = settings_of(config, target_language), {"num_beams": self.num_beams, **self.settings}
+        now["num_beams"] = num_beams or now["num_beams"]
         for name in sorted({*now, *own}):
             if now.get(name) != own.get(name):
                 must = f"{own.get(name, 'left out')} with `--confidence`, which is not calibrated for another value"

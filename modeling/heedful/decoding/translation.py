@@ -189,7 +189,6 @@ class Translator:
         num_return_sequences: int = 1,
         target_language: str | None = None,
         max_new_tokens: int | None = None,
-        early_stopping: bool | None = None,
         token_budget: int = 8192,
         context: int = 0,
         markup: str | None = None,
@@ -207,7 +206,6 @@ class Translator:
             num_return_sequences: Translations per sentence, best first; at most `num_beams` unless sampling.
             target_language: Language to translate into, if the tokenizers have several.
             max_new_tokens: Longest translation in tokens; None uses the generation config's limit, else 256.
-            early_stopping: Whether beam search ends with its `num_beams`-th hypothesis; None uses the config.
             token_budget: Batch size in padded source tokens × beams; a longer sentence runs alone.
             context: Most texts before each that the model sees with it, if it was trained on documents; a blank text,
                 or a text after a line break, begins a document. `score` is then that of all of them.
@@ -224,7 +222,7 @@ class Translator:
         """
         options: Any = {"target_language": target_language, "token_budget": token_budget, "context": context}
         options["markup"] = markup
-        tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, early_stopping, **options))
+        tally = Tally(self._search(num_beams, num_return_sequences, max_new_tokens, **options))
         results = self._translate(checked_texts(texts), tally, first_number=1)
         tally.warn()
         return results
@@ -327,12 +325,7 @@ class Translator:
         tally.warn()
 
     def _search(
-        self,
-        num_beams: int | None,
-        num_return_sequences: int,
-        max_new_tokens: int | None,
-        early_stopping: bool | None,
-        **options: Any,
+        self, num_beams: int | None, num_return_sequences: int, max_new_tokens: int | None, **options: Any
     ) -> Search:
         """Check a call's settings, and copy its search settings into a generation config."""
         offered = getattr(self.model.config, "custom_pipelines", None) or {}
@@ -355,8 +348,6 @@ class Translator:
             raise wrong("num_beams", must, config.num_beams)
         config.return_dict_in_generate = config.output_scores = config.output_logits = False
         config.output_attentions = config.output_hidden_states = False
-        if early_stopping is not None and config.num_beams > 1:
-            config.early_stopping = early_stopping
         if (sampling := options.get("sampling")) is not None:
             sampling.prepare(config, options["split"])
         if self.engine != "auto":

@@ -82,7 +82,6 @@ def test_special_ids_that_contradict_each_other_are_told_but_several_end_tokens_
         ({"eos_token_id": None}, "error", "never end"),
         ({"decoder_start_token_id": 4}, "error", "1 in the config and 4 in the generation config"),
         ({"pad_token_id": 4}, "warning", "0 in the config and 4 in the generation config"),
-        ({"forced_bos_token_id": 6}, "error", "outside the 6 target tokens"),
         ({"decoder_start_token_id": None, "bos_token_id": None}, "error", "cannot start"),
     ):
         (finding,) = checks.check_special_ids(config, GenerationConfig(**ids | generation), "model")

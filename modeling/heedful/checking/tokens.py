@@ -44,12 +44,6 @@ def check_special_ids(config: Any, generation_config: Any, key: str) -> Iterator
             yield problem(message, f"Set it to {ours} in generation_config.json.", level)
     if generation_config.decoder_start_token_id is None and generation_config.bos_token_id is None:
         yield problem("The generation config has no `decoder_start_token_id`: generation cannot start.", "Add it.")
-    size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        forced = getattr(generation_config, name, None)
-        if any(not 0 <= id_ < size for id_ in id_set(forced)):
-            message = f"The generation config's `{name}` is {forced}, outside the {size} target tokens."
-            yield problem(message, "Set it to an id in the target vocabulary.")
 
 
 def check_tokenizer_ids(tokenizers: TokenizerPair, key: str) -> Iterator[RecipeFinding]:

@@ -109,24 +109,23 @@ def test_the_alignment_error_rate_is_that_of_its_formula():
 def test_gold_alignments_are_read_with_sure_and_possible_links_and_what_is_none_is_named(tmp_path):
     path = tmp_path / "gold.txt"
     path.write_text("0-0 1?1 2p2\n\n3-4\n", encoding="utf-8")
-    first, second, third = read_gold_alignments(path)
+    pair, short = ("a b c d", "a b c d e"), ("네. 응.", None)
+    first, second, third = read_gold_alignments(path, [pair] * 3)
     assert first == (frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}))
     assert second == (frozenset(), frozenset())
     assert third.sure == {(3, 4)}
     path.write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
-    assert [given.sure for given in read_gold_alignments(path)] == [{(0, 0)}, {(1, 1)}]
+    assert [given.sure for given in read_gold_alignments(path, [pair, short])] == [{(0, 0)}, {(1, 1)}]
     path = tmp_path / "gold.txt"
     for word in ("0", "0–1", "a-b", "0-1-2", "-1-0"):
         path.write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
-        assert_error(f"but is '{word}' instead, in line 2", read_gold_alignments, path)
+        assert_error(f"but is '{word}' instead, in line 2", read_gold_alignments, path, [pair] * 2)
     path.write_bytes("0–0".encode("utf-16"))
     files = [(path, r"must be a text file in UTF-8, but .*gold\.txt is not"), (tmp_path, "is a folder")]
     files.append((tmp_path / "nothing", "does not exist"))
-    assert_refused(files, read_gold_alignments, (ValueError, FileNotFoundError))
-    one, none = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)})), GoldAlignment(frozenset(), frozenset())
-    cases = [(([[], []], [one]), "`gold` must have 2 sentences, as many as were aligned, but has 1")]
-    cases.append((([[]], [none]), "neither it nor the alignments have any"))
-    assert_refused(cases, lambda given: alignment_errors(*given))
+    assert_refused(files, lambda path: read_gold_alignments(path, [pair]), (ValueError, FileNotFoundError))
+    none = GoldAlignment(frozenset(), frozenset())
+    assert_error("neither it nor the alignments have any", alignment_errors, [[]], [none])
 
 
 WORDS = Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]), Words(["The", "cat", "</s>"], [0, 1, 1, 2])

@@ -11,7 +11,6 @@ from heedful.attention.maps import AttentionMap, AttentionMaps
 from heedful.attention.recording import Kind
 from heedful.data.labels import Words
 from heedful.files import read_lines
-from heedful.messages_heed import wrong
 
 Link = tuple[int, int]  # source word, target word, counted from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
@@ -158,10 +157,17 @@ def write_links(links: Iterable[Link]) -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
-    """Load alignments, one sentence a line: `0-0` is a sure link, `0?1` or `0p1` a possible one, counted from 0."""
+def read_gold_alignments(path: str | Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
+    """Load the pairs' alignments, one pair a line: `0-0` is a sure link, `0?1` or `0p1` a possible one.
+
+    Words are counted from 0. A link to a missing word is a `ValueError`.
+    """
+    lines = read_lines(path, "gold")
+    if len(lines) != len(pairs):
+        raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(lines)} instead.")
     found = []
-    for number, line in enumerate(read_lines(path, "gold"), start=1):
+    for number, (line, texts) in enumerate(zip(lines, pairs, strict=True), start=1):
+        sizes = [len(text.split()) for text in texts if text is not None]
         sure, possible = set(), set()
         for word in line.split():
             match = LINK.fullmatch(word)
@@ -169,6 +175,10 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
                 where = f"in line {number} of {path}"
                 raise ValueError(f"A link must look like 0-1, 0?1 or 0p1, but is {word!r} instead, {where}.")
             link = int(match[1]), int(match[3])
+            if any(word >= size for word, size in zip(link, sizes, strict=False)):
+                links = f"links {match[1]}-{match[3]} of {' and '.join(map(str, sizes))} words instead"
+                must = "`--gold` must link words of the pair, counted from 0"
+                raise ValueError(f"{must}, but {links}, in line {number} of {path}.")
             possible.add(link)
             if match[2] == "-":
                 sure.add(link)
@@ -176,25 +186,8 @@ def read_gold_alignments(path: str | Path) -> list[GoldAlignment]:
     return found
 
 
-def gold_alignments_of(path: Path, pairs: Sequence[tuple[str, str | None]]) -> list[GoldAlignment]:
-    """Load the pairs' alignments; a link to a missing word is a `ValueError`."""
-    gold = read_gold_alignments(path)
-    if len(gold) != len(pairs):
-        raise ValueError(f"`--gold` must have {len(pairs)} lines, one for each pair, but has {len(gold)} instead.")
-    for line, (given, texts) in enumerate(zip(gold, pairs, strict=True), start=1):
-        sizes = [len(text.split()) for text in texts if text is not None]
-        for link in sorted(given.possible):
-            if any(word >= size for word, size in zip(link, sizes, strict=False)):
-                found = f"links {link[0]}-{link[1]} of {' and '.join(map(str, sizes))} words instead"
-                must = "`--gold` must link words of the pair, counted from 0"
-                raise ValueError(f"{must}, but {found}, in line {line} of {path}.")
-    return gold
-
-
 def alignment_errors(found: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]) -> AlignmentErrors:
-    """Compare links with given links over all sentences; no links, or too few sentences, are a `ValueError`."""
-    if len(found) != len(gold):
-        raise wrong("gold", f"have {len(found)} sentences, as many as were aligned", len(gold), verb="has")
+    """Compare links with given links over all sentences; no links are a `ValueError`."""
     links = sure = sure_found = possible_found = 0
     for own, given in zip(map(set, found), gold, strict=True):
         links += len(own)

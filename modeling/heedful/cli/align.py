@@ -30,7 +30,7 @@ def align(
 
     options.check_apart(head=head, rollout=rollout)
     pairs = _pairs_of(text, target, data, source_column, target_column)
-    given = None if gold is None else measures.gold_alignments_of(gold, pairs)
+    given = None if gold is None else measures.read_gold_alignments(gold, pairs)
     view = measures.View("cross", layer, head, rollout)
     maps = attention_of(model, revision, device, pairs, None if rollout else "cross", to)
     links = [measures.word_alignment(each, view.map_of(each)) for each in maps]

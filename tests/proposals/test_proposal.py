@@ -35,11 +35,11 @@ def test_what_is_proposed(pairs, pair_bytes, longest, machine, expected):
 
 
 def test_muon_is_proposed_where_it_was_measured_with_rates_that_fall_with_the_width(tmp_path):
-    keys = [f"optimization.{name}" for name in ("optimizer", "learning_rate", "muon_learning_rate")]
+    keys = [f"optimization.{name}" for name in ("optimizer", "learning_rate", "embedding_learning_rate")]
     for pairs, machine, expected in (
         (2000, LAPTOP, ("adam", 0.003, None)),
-        (12_000, LAPTOP, ("muon", 0.0053, 0.0027)),
-        (113_000, LAPTOP, ("muon", 0.004, 0.002)),
+        (12_000, LAPTOP, ("muon", 0.0027, 0.0053)),
+        (113_000, LAPTOP, ("muon", 0.002, 0.004)),
         (113_000, SERVER, ("adam", 0.0015, None)),
     ):
         settings = propose(DataFacts(pairs, 90.0, (100, 100)), machine)[0]

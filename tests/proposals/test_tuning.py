@@ -91,12 +91,12 @@ def test_values_are_chosen_around_the_recipe_s_own_and_models_keep_their_proport
     assert "vocabulary" not in knobs(tiny_recipe(tmp_path, {"tokenizer.path": "somewhere"}))
     free, muon = ({"optimization.optimizer": name} for name in ("schedule_free", "muon"))
     assert knobs(tiny_recipe(tmp_path, free)).keys() - choices.keys() == {"beta1"}
-    found = knobs(tiny_recipe(tmp_path, {**muon, "optimization.muon_learning_rate": 0.02}))
-    assert found.keys() - choices.keys() == {"muon_learning_rate"}
-    assert found["muon_learning_rate"] == (0.006, 0.01, 0.02, 0.034, 0.06)
+    name = "embedding_learning_rate"
+    found = knobs(tiny_recipe(tmp_path, {**muon, f"optimization.{name}": 0.02}))
+    assert found.keys() - choices.keys() == {name}
+    assert found[name] == (0.006, 0.01, 0.02, 0.034, 0.06)
     empty = tiny_recipe(tmp_path, muon)  # which means that of the rest, and is among what is tried
-    assert Tuning(empty, tmp_path, found).own_values()["muon_learning_rate"] in knobs(empty)["muon_learning_rate"]
-    assert knobs(tiny_recipe(tmp_path, {**muon, "optimization.schedule": "paper"})).keys() == choices.keys()
+    assert Tuning(empty, tmp_path, found).own_values()[name] in knobs(empty)[name]
     options = Tuning(tiny, tmp_path, {}).with_values({"width": 64, "depth": 3}).model.options
     assert (options["d_model"], options["encoder_attention_heads"], options["decoder_ffn_dim"]) == (64, 4, 128)
     assert (options["encoder_layers"], options["decoder_layers"]) == (3, 3)
@@ -127,8 +127,8 @@ def test_knobs_that_turn_nothing_are_refused(recipe, tmp_path):
         ({"vocabulary": [400, 100]}, r"`tokenizer.vocab_size` must be at least 260 for bpe \(.*\), but is 100"),
         (twice, "must name each setting once, but names dropout and model.options.dropout, which are the same"),
         (
-            {"muon_learning_rate": [0.1, 0.2]},
-            "`optimization.muon_learning_rate` must be empty with adam, .* but is 0.1",
+            {"embedding_learning_rate": [0.1, -0.2]},
+            "`optimization.embedding_learning_rate` must be above 0, but is -0.2",
         ),
         ({"learning_rate": [0.1, -1]}, "`optimization.learning_rate` must be above 0, but is -1"),
     ]

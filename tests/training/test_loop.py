@@ -292,7 +292,7 @@ def test_the_average_of_schedule_free_is_where_its_package_evaluates():
 
 
 def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
-    changes = {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02}
+    changes = {"optimization.optimizer": "muon", "optimization.embedding_learning_rate": 0.02}
     changes |= {"optimization.learning_rate": 0.004, "optimization.schedule": "constant"}
     changes |= {"model.options.position_encoding": "shaw"}  # a table of distances is no matrix of a layer
     loop = make_loop({**changes, "optimization.warmup_updates": 0, "optimization.max_updates": 1})
@@ -304,7 +304,9 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     assert {name.split(".")[-2] for name in taken} == {"q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"}
     assert optimizer.adamw.param_groups == others
     assert names.keys() == {weight for group in (muon, *others) for weight in group["params"]}
-    assert (muon["lr"], others[0]["lr"]) == (0.02, 0.004)
+    tables = {names[weight] for weight in others[0]["params"]}
+    assert {name.split(".")[-2] for name in tables} == {"embed_tokens", "relative_keys", "relative_values"}
+    assert [group["lr"] for group in (muon, *others)] == [0.004, 0.02, 0.004]
 
 
 @pytest.mark.parametrize(("shape", "at_once"), [((8, 8), 128), ((6, 20), 1 << 24), ((20, 6), 120)])
@@ -316,7 +318,7 @@ def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
     start = [torch.randn(shape), torch.randn(shape)]  # which are multiplied together
     ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.02)
-    one = MuonWithAdamW(ours, adamw, weight_decay=0.1, factor=1.0)
+    one = MuonWithAdamW(ours, adamw, weight_decay=0.1)
     one.param_groups[0]["lr"] = 0.02
     other = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):

@@ -173,14 +173,6 @@ CONTRADICTIONS = [
         r"`optimization.schedule` must be constant or empty .* linear instead",
     ),
     ({**FREE, "optimization.beta1": 0}, r"`optimization.beta1` must be above 0 with schedule_free"),
-    (
-        {"optimization.muon_learning_rate": 0.1},
-        r"`optimization.muon_learning_rate` must be empty with adam, .* 0.1 ins",
-    ),
-    (
-        {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.1, "optimization.schedule": None},
-        r"`optimization.muon_learning_rate` must be empty with the paper's schedule, .* 0.1 ins",
-    ),
     ({"decoding.length_penalty": 0.6}, r"`decoding.length_penalty` must be 1 if `decoding.num_beams` is 1.*0.6"),
     ({"decoding.length_penalty_form": "gnmt"}, r"must be power if `decoding.num_beams` is 1.*but is gnmt instead"),
     ({"data.test": {"validation": "a.tsv"}}, r"`data.test` must not have a set called validation"),
@@ -353,17 +345,16 @@ def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(t
         own = [f"optimization.{override}" for override in ("device=cpu", *overrides)]
         settings = read_recipe(written(tmp_path, SHORT), own, complete).optimization
         peak = learning_rate(settings.warmup_updates, settings, d_model=192)
-        return settings.optimizer, settings.muon_learning_rate, round(peak, 4)
+        return settings.optimizer, settings.embedding_learning_rate, round(peak, 4)
 
-    assert found() == ("muon", 0.0027, 0.0053)
+    assert found() == ("muon", 0.0053, 0.0027)
     for name in ("adam", "adamw", "schedule_free"):
         assert found(f"optimizer={name}") == (name, None, 0.002)
     assert found("schedule=paper", "optimizer=adam") == ("adam", None, 0.002)
-    assert found("schedule=paper") == ("muon", None, 0.0027)
+    assert found("schedule=paper") == ("muon", 1.0052, 0.0027)  # both are factors
     assert found("weight_decay=0.1")[0] == "adamw"
     path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
-    for more, name in (([], "adam"), (["optimization.muon_learning_rate=0.01"], "muon")):
-        assert read_recipe(path, ["optimization.device=cpu", *more], complete).optimization.optimizer == name
+    assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"
 
 
 @pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])

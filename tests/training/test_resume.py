@@ -85,7 +85,7 @@ KINDS = {
     "plain": {},
     "stream": {"data.streaming": True, "data.pool_size": 70},
     "schedule_free": {"optimization.optimizer": "schedule_free", "optimization.weight_decay": 0.1},
-    "muon": {"optimization.optimizer": "muon", "optimization.muon_learning_rate": 0.02},
+    "muon": {"optimization.optimizer": "muon", "optimization.embedding_learning_rate": 0.02},
     "all against overfitting": FEW | DROPPED | SEVERAL,
     "student": FEW | {"optimization.mixed_precision": "bf16"},
     "recurrent student": FEW | RECURRENT,

@@ -170,7 +170,7 @@ def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dic
     is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     rates = {"learning_rate": 0.384}
     if optimizer == "muon":
-        rates = {"learning_rate": 0.512} if is_factor else {"learning_rate": 1.024, "muon_learning_rate": 0.512}
+        rates = {"learning_rate": 0.512, "embedding_learning_rate": 1.024}
     settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
     factor = (width * warmup) ** 0.5 if is_factor else 1.0
     return settings | {f"optimization.{name}": round(rate / width * factor, 4) for name, rate in rates.items()}
@@ -197,8 +197,7 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
-    read_by = {"muon_learning_rate": "muon", "weight_decay": "adamw"}
-    needed = next((name for key, name in read_by.items() if given.get(key)), None)
+    needed = "adamw" if given.get("weight_decay") else None
     # A given model may have much larger matrices, or none for Muon.
     cautious = needed or ("adam" if section_of(tree, "model") else None)
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))

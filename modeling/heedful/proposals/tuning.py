@@ -43,8 +43,8 @@ ASKED_AT_MOST = 50  # attempts for new values
 # Varied by default: multiples of the recipe's value, or values.
 FACTORS = {"vocabulary": (0.25, 0.5, 1, 2), "width": (0.5, 1, 1.5, 2), "learning_rate": (0.3, 0.5, 1, 1.7, 3)}
 VALUES = {"depth": (2, 3, 4, 6), "dropout": (0.0, 0.1, 0.2, 0.3, 0.4), "beta1": (0.9, 0.95, 0.98)}
-KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate", "muon_learning_rate", "beta1")
-KEYS = {name: f"optimization.{name}" for name in ("learning_rate", "muon_learning_rate", "beta1")}
+KNOBS = ("vocabulary", "width", "depth", "dropout", "learning_rate", "embedding_learning_rate", "beta1")
+KEYS = {name: f"optimization.{name}" for name in ("learning_rate", "embedding_learning_rate", "beta1")}
 KEYS |= {"vocabulary": "tokenizer.vocab_size"}
 KEYS |= {"width": "model.options.d_model", "depth": "model.options.encoder_layers", "dropout": "model.options.dropout"}
 SMALLEST_VOCABULARY = 300  # the 256 bytes, special tokens, and some merges
@@ -204,8 +204,8 @@ class Tuning:
         for knob in self.choices.keys() - own.keys():
             section, key = _place(tree, knob)
             own[knob] = section.get(key)
-        if "muon_learning_rate" in own and own["muon_learning_rate"] is None:
-            own["muon_learning_rate"] = recipe.optimization.learning_rate
+        if "embedding_learning_rate" in own and own["embedding_learning_rate"] is None:
+            own["embedding_learning_rate"] = recipe.optimization.learning_rate
         return own
 
     def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
@@ -266,10 +266,11 @@ def knobs_of(
         choices["width"] = [max(32, round(width * factor / 32) * 32) for factor in FACTORS["width"]]
         choices["depth"] = [*VALUES["depth"], config.encoder_layers]
         choices["dropout"] = [*VALUES["dropout"], float(config.dropout)]
-    choices["learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
-    if settings.optimizer == "muon" and settings.schedule_in_use != "paper":
-        rate = settings.muon_learning_rate or rate
-        choices["muon_learning_rate"] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
+    rates = {"learning_rate": rate}
+    if settings.optimizer == "muon":
+        rates["embedding_learning_rate"] = settings.embedding_learning_rate or rate
+    for knob, rate in rates.items():
+        choices[knob] = [float(f"{rate * factor:.2g}") for factor in FACTORS["learning_rate"]]
     if settings.optimizer == "schedule_free":  # its average
         choices["beta1"] = [*VALUES["beta1"], settings.beta1]
     return {knob: tuple(sorted({*values})) for knob, values in choices.items()}

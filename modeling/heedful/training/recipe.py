@@ -50,7 +50,9 @@ class OptimizationRecipe(Section, section="optimization"):
         "adam",
     )
     learning_rate: float = key("the schedule's peak; for the paper's schedule a factor, published as 1", 1.0, above=0)
-    muon_learning_rate: float | None = key("peak for muon's matrices; empty: `learning_rate`", None, above=0)
+    embedding_learning_rate: float | None = key(
+        "`learning_rate` of embeddings and output; empty: the same", None, above=0
+    )
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] | None = key(
         "paper (section 5.3), inverse_sqrt, cosine, linear, constant; empty: paper, schedule_free: constant", None
     )
@@ -97,14 +99,10 @@ class OptimizationRecipe(Section, section="optimization"):
         self.require(has_end, "max_updates", f"be given for the {self.schedule} schedule, which ends there")
         must = "be 0 with adam, which would mix it into the gradient (choose adamw)"
         self.require(not self.weight_decay or self.optimizer != "adam", "weight_decay", must)
-        is_free, is_one = self.optimizer == "schedule_free", self.muon_learning_rate is None
+        is_free = self.optimizer == "schedule_free"
         must = "be constant or empty with schedule_free, which averages weights in place of a schedule"
         self.require(not is_free or self.schedule in (None, "constant"), "schedule", must)
         self.require(not is_free or self.beta1, "beta1", "be above 0 with schedule_free, whose averages need it")
-        must = f"be empty with {self.optimizer}, which has one learning rate"
-        self.require(is_one or self.optimizer == "muon", "muon_learning_rate", must)
-        must = "be empty with the paper's schedule, whose `optimization.learning_rate` is a factor, not a peak"
-        self.require(is_one or self.schedule_in_use != "paper", "muon_learning_rate", must)
 
     @property
     def schedule_in_use(self) -> str:

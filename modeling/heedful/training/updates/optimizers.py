@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from heedful import processor_heed
 from heedful.files import import_extra
 from heedful.protocols import TrainableModel
 from heedful.training.recipe import OptimizationRecipe
@@ -23,34 +24,28 @@ def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch
     updates of layer matrices orthogonal (Jordan et al., 2024), with the size of Adam's (Liu et al., 2025, arXiv
     2502.16982), and is AdamW for all else. Raises a `ValueError` for a model without such matrices.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if settings.optimizer == "schedule_free":
-        optimizer = _made(import_extra("schedulefree", "optimizers").AdamWScheduleFree, trained, settings)
-        cast("Any", optimizer).train()  # permanently: the average is computed apart from the trained weights
-        return optimizer
-    if settings.optimizer != "muon":
-        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-        return _made(kind, trained, settings, fused=True)
-    matrices = _matrices_of_layers(model)
-    settings.require(matrices, "optimizer", "be another one for a model without trained matrices in layers")
-    others = [parameter for parameter in trained if all(parameter is not matrix for matrix in matrices)]
-    factor = (settings.muon_learning_rate or settings.learning_rate) / settings.learning_rate
-    adamw = _made(torch.optim.AdamW, others, settings, fused=True)
-    return MuonWithAdamW(matrices, adamw, settings.weight_decay, factor)
-
-
-def _made(
-    kind: Callable[..., torch.optim.Optimizer],
-    parameters: list[torch.nn.Parameter],
-    settings: OptimizationRecipe,
-    **more: Any,
-) -> torch.optim.Optimizer:
+    tables, matrices, vectors = _trained(model)
+    factor = (settings.embedding_learning_rate or settings.learning_rate) / settings.learning_rate
     groups = [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": tables, "weight_decay": settings.weight_decay, "factor": factor},
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
     constants = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
-    return kind([group for group in groups if group["params"]], **constants, **more)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": torch.optim.AdamW}
+    if settings.optimizer == "schedule_free":
+        optimizer = import_extra("schedulefree", "optimizers").AdamWScheduleFree(_filled(groups), **constants)
+        cast("Any", optimizer).train()  # permanently: the average is computed apart from the trained weights
+        return optimizer
+    if settings.optimizer == "muon":
+        settings.require(matrices, "optimizer", "be another one for a model without trained matrices in layers")
+        del groups[1]
+    optimizer = kinds[settings.optimizer](_filled(groups), fused=True, **constants)
+    return MuonWithAdamW(matrices, optimizer, settings.weight_decay) if settings.optimizer == "muon" else optimizer
+
+
+def _filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -62,15 +57,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for other parameters, as one optimizer with one state.
 
-    torch's own Muon multiplies in bfloat16, which is forty times slower on a CPU without such instructions. Muon's
-    learning rate is `factor` times AdamW's; `weight_decay` is for the matrices.
+    torch's own Muon multiplies in bfloat16, which is forty times slower on a CPU without such instructions.
+    `weight_decay` is for the matrices.
     """
 
-    def __init__(
-        self, matrices: list[torch.nn.Parameter], adamw: torch.optim.Optimizer, weight_decay: float, factor: float
-    ):
+    def __init__(self, matrices: list[torch.nn.Parameter], adamw: torch.optim.Optimizer, weight_decay: float):
         self.adamw = adamw
-        muon = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay, "factor": factor}
+        muon = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay}
         super().__init__([muon, *adamw.param_groups], {})
 
     @torch.no_grad()
@@ -105,7 +98,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     """Bring the singular values of `(count, rows, columns)` matrices near 1, by Newton-Schulz as in Jordan et al."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+    is_rounded = matrices.device.type != "cpu" or processor_heed.has_bfloat16()
+    x = matrices.bfloat16() if is_rounded else matrices
     x = x.mT if x.shape[1] > x.shape[2] else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
@@ -122,11 +116,13 @@ def averaged_weights(optimizer: torch.optim.Optimizer, weights: Mapping[str, tor
     return {name: weight.lerp(state["z"], end) if "z" in state else weight for name, weight, state in states}
 
 
-def _matrices_of_layers(model: TrainableModel) -> list[torch.nn.Parameter]:
-    """Return the trained matrices, without tables (embeddings, distances) and the output matrix."""
-    tables = [module.weight for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+def _trained(model: TrainableModel) -> tuple[list[torch.nn.Parameter], ...]:
+    """Return the trained tables (embeddings, distances, the output matrix), the layers' matrices, and vectors."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     output = getattr(model, "lm_head", None)
-    tables += [] if output is None else [output.weight]
-    named = model.named_parameters()
-    matrices = (p for name, p in named if p.dim() == 2 and p.requires_grad and "relative" not in name)
-    return [p for p in matrices if all(p is not table for table in tables)]
+    tables |= set() if output is None else {id(output.weight)}
+    kinds: tuple[list[torch.nn.Parameter], ...] = [], [], []
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            kinds[2 if weight.dim() != 2 else 0 if id(weight) in tables or "relative" in name else 1].append(weight)
+    return kinds

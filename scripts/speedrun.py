@@ -40,12 +40,12 @@ def race(recipe: Recipe, tests: bool) -> dict[str, Any]:
     """Train and score, and return the scores and the cost."""
     begun, settings = time.process_time(), recipe.optimization
     accelerator = make_accelerator(settings)
-    set_seed(recipe.seed)
 
     # Data: pairs, their tokenizer, and their tokens.
     corpus = corpus_of(recipe, None, accelerator)
 
     # Model, optimizer, and steps whose gradient does not depend on the division into micro-batches.
+    set_seed(recipe.seed)
     model = make_model(recipe.model, corpus.tokenizers)
     engine = make_engine(accelerator, model, settings)
     model.train()
@@ -54,7 +54,7 @@ def race(recipe: Recipe, tests: bool) -> dict[str, Any]:
     sources = targets = 0
     updates = (update for epoch in count() for update in corpus.training.updates(epoch))
     for number, update in enumerate(islice(updates, settings.max_updates), start=1):
-        set_seed(seed_of_update(recipe.seed, number, accelerator.process_index))  # of dropout
+        set_seed(seed_of_update(recipe.seed, number - 1, accelerator.process_index))  # of dropout
         rows = [row for bucket in update for row in bucket]
         tokens = sum(len(row["labels"]) for row in rows)
         sources, targets = sources + sum(len(row["input_ids"]) for row in rows), targets + tokens
@@ -73,7 +73,7 @@ def race(recipe: Recipe, tests: bool) -> dict[str, Any]:
     if tests:
         located, sides = recipe.data.located.test, (recipe.data.source, recipe.data.target)
         sets |= {name: list(read_pairs(location, *sides, split=name)) for name, location in located.items()}
-    search = {"num_beams": recipe.decoding.num_beams, "max_new_tokens": recipe.validation.max_new_tokens}
+    search = {"num_beams": recipe.decoding.num_beams, "max_new_tokens": recipe.decoding.max_length - 1}
     scores = {name: score_pairs(translator, pairs, accelerator, scoring, **search) for name, pairs in sets.items()}
     rounded = {name: {key: round(found[key], 2) for key in ("bleu", "chrf")} for name, found in scores.items()}
     return cost | {"loss": round(loss, 3)} | rounded

@@ -49,7 +49,7 @@ TASKS = {
     "quickstart": Task(
         "quickstart",
         900,
-        (*PLAIN, "optimization.max_minutes=null", "optimization.muon_learning_rate=null"),
+        (*PLAIN, "optimization.max_minutes=null", "optimization.embedding_learning_rate=null"),
         "test",
         "exact_match",
     ),
@@ -58,14 +58,14 @@ TASKS = {
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
 }
 RATES = (0.001, 0.002, 0.004, 0.008)
-# By name: optimizer and schedule, the tuned key, and its values. Muon first has AdamW's best rate for other parameters
-# than matrices, then a tuned one.
+# By name: optimizer and schedule, the tuned key, and its values. Muon first has AdamW's best rate for embeddings, then a
+# tuned one.
 OPTIMIZERS = {
     "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),
     "schedule-free AdamW": (["schedule_free", "constant"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
-    "Muon, linear": (["muon", "linear"], "muon_learning_rate", (0.002, 0.004, 0.008, 0.016)),
-    "Muon, both rates": (["muon", "linear"], "learning_rate", (0.004, 0.008, 0.016)),
+    "Muon, linear": (["muon", "linear"], "learning_rate", (0.002, 0.004, 0.008, 0.016)),
+    "Muon, both rates": (["muon", "linear"], "embedding_learning_rate", (0.004, 0.008, 0.016)),
 }
 ADAMW, MUON, BOTH = "AdamW, linear", "Muon, linear", "Muon, both rates"
 
@@ -109,9 +109,9 @@ class Study:
         settings += [f"checkpoints.every_updates={updates}", f"validation.sentences={2 * is_short}"]
         settings += ["data.test={}"] * is_short
         if optimizer == MUON:
-            settings.append(f"optimization.learning_rate={self.best(ADAMW)}")
+            settings.append(f"optimization.embedding_learning_rate={self.best(ADAMW)}")
         if optimizer == BOTH:
-            settings.append(f"optimization.muon_learning_rate={self.best(MUON)}")
+            settings.append(f"optimization.learning_rate={self.best(MUON)}")
         words = ["train", self.task.recipe, *self.data, *self.task.settings, *settings]
         print(f"$ heedful {shlex.join(words)}", flush=True)
         subprocess.run([sys.executable, "-m", "heedful", *words], check=True)

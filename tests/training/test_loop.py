@@ -309,16 +309,18 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_all_else(make_loop):
     assert [group["lr"] for group in (muon, *others)] == [0.004, 0.02, 0.004]
 
 
+@pytest.mark.parametrize("is_rounded", [False, True])
 @pytest.mark.parametrize(("shape", "at_once"), [((8, 8), 128), ((6, 20), 1 << 24), ((20, 6), 120)])
-def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
+def test_muon_is_torchs_but_for_its_rounding(shape, at_once, is_rounded, monkeypatch):
     monkeypatch.setattr(optimizers, "AT_ONCE", at_once)
     counts = []
-    monkeypatch.setattr(optimizers, "orthogonal", lambda stack: counts.append(len(stack)) or orthogonal(stack))
+    seen = lambda stack, is_rounded: counts.append(len(stack)) or orthogonal(stack, is_rounded)  # noqa: E731
+    monkeypatch.setattr(optimizers, "orthogonal", seen)
     torch.manual_seed(1)
     start = [torch.randn(shape), torch.randn(shape)]  # which are multiplied together
     ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.02)
-    one = MuonWithAdamW(ours, adamw, weight_decay=0.1)
+    one = MuonWithAdamW(ours, adamw, weight_decay=0.1, is_rounded=is_rounded)
     one.param_groups[0]["lr"] = 0.02
     other = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
@@ -333,6 +335,18 @@ def test_muon_is_torchs_but_for_its_rounding(shape, at_once, monkeypatch):
     assert counts == ([1] * 6 if at_once == 120 else [2] * 3)
 
 
+def test_muon_multiplies_in_bfloat16_only_if_the_run_and_the_processor_do(monkeypatch):
+    matrices = torch.randn(1, 8, 8)
+    found = {}
+    for is_rounded, has in itertools.product((False, True), repeat=2):
+        monkeypatch.setattr(processor_heed, "has_bfloat16", lambda has=has: has)
+        found[is_rounded, has] = orthogonal(matrices, is_rounded)
+        assert found[is_rounded, has].dtype == torch.float32
+    exact = found.pop((False, False))
+    different = [key for key, each in found.items() if not torch.equal(each, exact)]
+    assert different == [(True, True)]
+
+
 def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     from heedful.proposals.tuning import tune
@@ -340,6 +354,9 @@ def test_optimizers_that_cannot_be_had_are_refused_by_name(tmp_path, monkeypatch
     sharded, must = SimpleNamespace(distributed_type=DistributedType.FSDP), "`optimization.optimizer` must be "
     muon = OptimizationRecipe(optimizer="muon", max_updates=1)
     assert_error(f"{must}another one .* but is muon instead", make_optimizer, torch.nn.Embedding(3, 2), muon)
+    apart = OptimizationRecipe(embedding_learning_rate=0.1, max_updates=1)
+    empty = "`optimization.embedding_learning_rate` must be empty for a model without .* but is 0.1"
+    assert_error(empty, make_optimizer, torch.nn.Linear(3, 2), apart)
     assert_error(f"{must}another one if weights are sharded", make_engine, sharded, torch.nn.Linear(3, 2), muon)
     monkeypatch.setitem(sys.modules, "schedulefree", None)
     free = tiny_recipe(tmp_path, {"optimization.optimizer": "schedule_free"})

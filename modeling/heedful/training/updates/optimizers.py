@@ -1,7 +1,7 @@
 """A run's optimizer: Adam, AdamW, schedule-free AdamW, or Muon."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,8 @@ def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch
     2502.16982), and is AdamW for all else. Raises a `ValueError` for a model without such matrices.
     """
     tables, matrices, vectors = _trained(model)
+    must = "be empty for a model without trained embeddings"
+    settings.require(tables or settings.embedding_learning_rate is None, "embedding_learning_rate", must)
     factor = (settings.embedding_learning_rate or settings.learning_rate) / settings.learning_rate
     groups = [
         {"params": tables, "weight_decay": settings.weight_decay, "factor": factor},
@@ -41,7 +43,9 @@ def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch
         settings.require(matrices, "optimizer", "be another one for a model without trained matrices in layers")
         del groups[1]
     optimizer = kinds[settings.optimizer](_filled(groups), fused=True, **constants)
-    return MuonWithAdamW(matrices, optimizer, settings.weight_decay) if settings.optimizer == "muon" else optimizer
+    if settings.optimizer == "muon":
+        return MuonWithAdamW(matrices, optimizer, settings.weight_decay, settings.mixed_precision == "bf16")
+    return optimizer
 
 
 def _filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,12 +61,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for some matrices and AdamW for other parameters, as one optimizer with one state.
 
-    torch's own Muon multiplies in bfloat16, which is forty times slower on a CPU without such instructions.
-    `weight_decay` is for the matrices.
+    torch's own Muon always multiplies in bfloat16, which is forty times slower on a CPU without such instructions.
+    `weight_decay` is for the matrices. If `is_rounded`, their products are in bfloat16 where the processor has it.
     """
 
-    def __init__(self, matrices: list[torch.nn.Parameter], adamw: torch.optim.Optimizer, weight_decay: float):
-        self.adamw = adamw
+    def __init__(
+        self,
+        matrices: list[torch.nn.Parameter],
+        adamw: torch.optim.Optimizer,
+        weight_decay: float,
+        is_rounded: bool,
+    ):
+        self.adamw, self.is_rounded = adamw, is_rounded
         muon = {"params": matrices, "lr": 0.0, "weight_decay": weight_decay}
         super().__init__([muon, *adamw.param_groups], {})
 
@@ -91,14 +101,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
             updates.append(matrix.grad.lerp(momentum, MOMENTUM))  # Nesterov momentum
         # The root mean square equals that of Adam's updates (Liu et al., section 2.2).
         size = rate * 0.2 * max(matrices[0].shape) ** 0.5
-        for matrix, update in zip(matrices, orthogonal(torch.stack(updates)), strict=True):
+        for matrix, update in zip(matrices, orthogonal(torch.stack(updates), self.is_rounded), strict=True):
             matrix.mul_(1 - rate * weight_decay).sub_(update, alpha=size)
 
 
-def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+def orthogonal(matrices: torch.Tensor, is_rounded: bool) -> torch.Tensor:
     """Bring the singular values of `(count, rows, columns)` matrices near 1, by Newton-Schulz as in Jordan et al."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    is_rounded = matrices.device.type != "cpu" or processor_heed.has_bfloat16()
+    is_rounded &= matrices.device.type != "cpu" or processor_heed.has_bfloat16()
     x = matrices.bfloat16() if is_rounded else matrices
     x = x.mT if x.shape[1] > x.shape[2] else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)

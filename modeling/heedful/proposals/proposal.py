@@ -21,8 +21,10 @@ from heedful.training.recipe_file import make_section, section_of
 logger = logging.getLogger(__name__)
 
 LOOKED_AT = 100_000  # pairs to measure lengths of
-# Floating-point operations per second for training small models, on one core and on a GPU.
-CORE_SPEEDS, OTHER_CORES, GPU_SPEED = {"AVX512": 5e10}, 3e10, 2e13  # by the core's registers
+# Floating-point operations per second for training small models: on a core with bfloat16 instructions, on others by
+# their registers, and on a GPU.
+BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
+SMALL_OPERATIONS = 8e5  # of a layer and token, as many as these weights take
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # symbols are fewer, shorter on average, or all in capitals
@@ -48,7 +50,7 @@ class Machine:
 
     cores: int
     has_gpu: bool
-    core_speed: float = CORE_SPEEDS["AVX512"]
+    core_speed: float = BFLOAT16_CORES
 
 
 def survey(
@@ -104,6 +106,7 @@ def _are_symbols(words: Sequence[str]) -> bool:
 def this_machine(device: str = "auto") -> Machine:
     """Return this process' machine, without a GPU if the recipe excludes it."""
     speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
+    speed = BFLOAT16_CORES if processor_heed.has_bfloat16() else speed
     return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 
 
@@ -128,12 +131,12 @@ def propose(
     fewest = 600 if data.algorithms[1] == "bpe" else 1500  # 600 updates learn much less with letters
     updates = int(min(100_000 if machine.has_gpu else 6_000, max(fewest, passes * epoch)))
     # Two operations per weight and token forward, four backward; attention and softmax double them.
-    weights = layers * (28 * width**2 + 4 * width * tokens)
+    weights = layers * (28 * width**2 + 4 * width * tokens + SMALL_OPERATIONS)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else machine.core_speed * machine.cores
-    # See docs/studies/optimizers.md. Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones.
+    # Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones, at half the speed.
     optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
-    minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 720 * layers * width**3) / speed / 60
+    minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 1440 * layers * width**3) / speed / 60
     # Most byte pairs per byte in any script: 0.74 measured with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
     most = [min(MOST_TOKENS, 2 + math.ceil(a * b)) for a, b in zip(data.longest, shares, strict=True)]
@@ -153,7 +156,7 @@ def propose(
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),
         "optimization.tokens_per_update": updates_tokens,
-        "optimization.mixed_precision": "bf16" if machine.has_gpu else "no",
+        "optimization.mixed_precision": "bf16",
         "validation.every_updates": every,
         "validation.sentences": 100,
         "validation.max_new_tokens": longest_tokens,

@@ -242,7 +242,7 @@ def test_words_are_shown_whole_and_scripts_without_spaces_by_their_tokens(tokeni
 
 def test_words_are_shown_without_the_marks_of_sentencepiece_tags_and_characters_letter_by_letter(tmp_path):
     texts = ["고양이가 잔다.", "개가 달린다."]
-    pair = train_tokenizers(texts, texts, vocab_size=290, languages=["en"])
+    pair = train_tokenizers(texts, texts, vocab_size=290, algorithm="unigram", languages=["en"])
     ids = pair.encode_source(["고양이가 zz 달린다."], target_language="en")[0]
     assert "▁" in "".join(token_labels(pair.source, ids))
     assert shown_words(pair.source, ids).labels == ["<2en>", "고양이가", "zz", "달린다.", "</s>"]

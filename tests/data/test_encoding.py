@@ -80,7 +80,7 @@ def test_epochs_and_seeds_draw_other_rows():
 SEVERAL = DataRecipe("a", "en", "de", "v", mixture={"x": MixturePart("b", to="fr", tag="bt")})
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "word"])
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "word"])
 @settings(max_examples=30, deadline=None)
 @given(st.text("<bt>/s2de \n", max_size=20))
 def test_a_tag_stands_before_sources_and_never_comes_out_of_text(algorithm, text):

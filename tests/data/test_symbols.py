@@ -150,10 +150,7 @@ def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_c
     cases = [
         ({"target_algorithm": "word"}, "`tokenizer.target_algorithm` must be empty if `tokenizer.joint` is true"),
         ({"vocab_size": None}, "`tokenizer.vocab_size` must be a number for bpe, but is None"),
-        (
-            {"joint": False, "algorithm": "word", "vocab_size": None, "target_algorithm": "bpe"},
-            "`tokenizer.target_vocab_size` must be a num",
-        ),
+        ({"joint": False, "target_algorithm": "unigram"}, "`tokenizer.target_vocab_size` must be a number for uni"),
         ({"algorithm": "letters"}, "`tokenizer.algorithm` must be .*character"),
     ]
     assert_refused(cases, lambda given: tiny_recipe(tmp_path, {f"tokenizer.{key}": given[key] for key in given}))

@@ -40,7 +40,7 @@ def train(algorithm="bpe", vocab_size=300, **options):
     return train_tokenizers(KOREAN, ENGLISH, algorithm=algorithm, vocab_size=vocab_size, **options)
 
 
-@pytest.fixture(scope="module", params=["bpe", "character", "jamo"])
+@pytest.fixture(scope="module", params=["bpe", "unigram", "character", "jamo"])
 def trained(request):
     return train(request.param, languages=["ko", "en"])
 
@@ -110,7 +110,7 @@ def test_auto_tokenizer_loads_what_was_saved_with_the_class_old_versions_know_an
     assert str(tmp_path) not in text
 
 
-@pytest.mark.parametrize("algorithm", ["bpe", "character", "jamo", "word"])
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram", "character", "jamo", "word"])
 def test_special_tokens_and_tags_come_first_and_the_same_texts_give_the_same_tokenizer(algorithm):
     pair = train(algorithm, vocab_size=None if algorithm == "word" else 290, languages=["ko", "zh-Hans"])
     assert pair.source.convert_ids_to_tokens(range(6)) == ["<pad>", "<s>", "</s>", "<unk>", "<2ko>", "<2zh-Hans>"]
@@ -121,15 +121,16 @@ def test_special_tokens_and_tags_come_first_and_the_same_texts_give_the_same_tok
     assert len({train(algorithm, size).source.backend_tokenizer.to_str() for _ in range(3)}) == 1
 
 
-def test_the_vocabulary_has_the_size_asked_for_or_as_much_as_the_texts_allow(caplog):
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_the_vocabulary_has_the_size_asked_for_or_as_much_as_the_texts_allow(algorithm, caplog):
     for size in (BYTES + 5, 263, 300):
-        pair = train(vocab_size=size)
+        pair = train(algorithm, size)
         assert len(pair.source) == size
         assert sorted(pair.source.get_vocab().values()) == list(range(size))
-    possible = len(train(vocab_size=5000).source)
+    possible = len(train(algorithm, 5000).source)
     assert f"`vocab_size` is lowered from 5000 to {possible}: the texts give no more tokens." in caplog.text
     caplog.clear()
-    assert len(train(vocab_size=possible).source) == possible < 5000
+    assert len(train(algorithm, possible).source) == possible < 5000
     assert not caplog.text
 
 
@@ -147,7 +148,7 @@ WRONG = [  # arguments of `train_tokenizers`, and the message
     (("bpe", None, {}), "`vocab_size` must be a number for bpe, but is None"),
     (("bpe", 10**9, {}), "`vocab_size` must be at most 1048576, but is 1000000000 instead"),
     (("bpe", 300, {"target_vocab_size": 280}), "`target_vocab_size` must be None for a joint vocabulary, but is 280"),
-    (("sentencepiece", 300, {}), r"`algorithm` must be one of bpe, .*, word, but is 'sentencepiece'"),
+    (("sentencepiece", 300, {}), r"`algorithm` must be one of bpe, unigram, .*, word, but is 'sentencepiece'"),
     (("bpe", 300, {"languages": "ko"}), "`languages` must be a list"),
     *((("bpe", 300, {"languages": each}), "must be different codes") for each in (["ko", "ko"], ["k o"], ["ko>"])),
 ]
@@ -263,7 +264,8 @@ def test_somebody_elses_tokenizer_can_be_used_where_there_is_one_that_pads_ends_
     assert_error(message, TokenizerPair.from_pretrained, tmp_path)
 
 
-def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained():
+@pytest.mark.parametrize("algorithm", ["bpe", "unigram"])
+def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained(algorithm):
     cut = tokenizer_training._without_long_words(["가 나", "x" * 2500 + " y", "z " * 2500, "z" + "\u00a0" * 1500])
     cut_spaces = ["z" + "\u00a0" * 1000, "\u00a0" * 500]
     with pytest.warns(UserWarning, match="pieces of 2 texts with 1000 letters or spaces in a row"):
@@ -271,7 +273,7 @@ def test_a_word_as_long_as_a_book_is_cut_where_a_tokenizer_is_trained():
     texts = [f"a sentence with {number}" for number in range(200)]
     long = ["a" * 300_000, "a" + " " * 300_000, "a" + "\u3000" * 300_000]
     with pytest.warns(UserWarning, match="pieces of 3 texts"):
-        pair = train_tokenizers([*texts, *long], texts, vocab_size=280)
+        pair = train_tokenizers([*texts, *long], texts, vocab_size=280, algorithm=algorithm)
     assert pair.decode_target(pair.encode_target([texts[7]])) == [texts[7]]
 
 

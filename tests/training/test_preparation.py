@@ -314,7 +314,7 @@ def check(folder, changes, **config):
 
 def test_our_own_tokenizers_give_targets_back():
     targets = [*TARGETS, "", " two  spaces\u00a0", "▁ mark▁s", "e\u0301 \u1112\u1161\u11ab <s> </s>", "\u3000a\tb\r\n"]
-    for algorithm in ("bpe", "character", "jamo", "word"):
+    for algorithm in ("bpe", "unigram", "character", "jamo", "word"):
         size = None if algorithm == "word" else 400
         pair = train_tokenizers(targets, targets, algorithm=algorithm, vocab_size=size)
         assert list(faults_of_targets("tokenizer.path", pair, targets)) == [], algorithm

@@ -70,7 +70,7 @@ def test_a_value_of_another_type_is_refused():
         ("optimization.max_updates", 1e5, "a whole number or empty"),
         ("optimization.schedule", "exponential", "one of paper, inverse_sqrt, cosine, linear, constant or empty"),
         ("optimization.mixed_precision", True, "one of no, tf32, bf16, fp16"),
-        ("tokenizer.algorithm", "wordpiece", "one of bpe, character, jamo, word"),
+        ("tokenizer.algorithm", "wordpiece", "one of bpe, unigram, character, jamo, word"),
         ("decoding.length_penalty_form", "wu", "one of power, gnmt"),
         ("validation.select", "ter", SELECTED),
         ("logging.trackers", "tensorboard", "a list"),

@@ -94,7 +94,7 @@ def test_heed_passes_every_check_and_each_leaves_the_model_as_it_was():
 
 
 def test_two_tokenizers_of_a_kind_each_are_both_tried():
-    options = {"vocab_size": 400, "target_vocab_size": 350, "joint": False}
+    options = {"vocab_size": 400, "target_vocab_size": 350, "joint": False, "algorithm": "unigram"}
     two = train_tokenizers(*korean_and_english(300), **options)
     model = model_of(decoder_vocab_size=350, share_encoder_decoder_embeddings=False)
     for finding in (

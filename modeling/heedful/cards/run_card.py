@@ -26,7 +26,7 @@ from heedful.training.start_checks import tokenizer_key
 BUILTIN_LICENSE = "apache-2.0"
 RESULTS_FILE = ".eval_results/heedful.yaml"
 TOKENS = {
-    **{"bpe": "byte-level BPE pieces", "word": "words"},
+    **{"bpe": "byte-level BPE pieces", "unigram": "byte-level Unigram pieces", "word": "words"},
     **{"character": "characters and bytes", "jamo": "jamo, characters and bytes"},
 }
 

@@ -1,5 +1,6 @@
-"""Train tokenizers from raw text: BPE on bytes, characters, or words."""
+"""Train tokenizers from raw text: BPE and Unigram on bytes, characters, or words."""
 
+import json
 import logging
 import re
 import warnings
@@ -21,12 +22,14 @@ logger = logging.getLogger(__name__)
 
 PAD, BOS, EOS, UNKNOWN = SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 OTHER_TAG = re.compile("<[A-Za-z][A-Za-z0-9_-]*>")  # not a language tag
-Algorithm = Literal["bpe", "character", "jamo", "word"]
-SUBWORDS = ("bpe",)  # their vocabularies have any size
+Algorithm = Literal["bpe", "unigram", "character", "jamo", "word"]
+SUBWORDS = ("bpe", "unigram")  # their vocabularies have any size
 # The fewest tokens, special ones not counted; 256 are bytes.
-SMALLEST_VOCABULARY = {"bpe": 256, "character": 256, "jamo": 256, "word": 1}
+SMALLEST_VOCABULARY = {"bpe": 256, "unigram": 257, "character": 256, "jamo": 256, "word": 1}
 FALLBACK_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # for characters without a token
 JAMO_OR_CHARACTER = rf"[\u1100-\u11ff\ua960-\ua97c\ud7b0-\ud7fb]|{CHARACTER}"  # single Korean letters
+# Scores of unseen bytes: the lowest plus 0.0001 times 0 to 255.
+UNSEEN_BYTES_BAND = 0.026
 # The trainers allocate memory for every token, and end the process if they get none.
 MOST_TOKENS = 2**20
 # Training time grows with the square of the longest word, so longer ones are cut.
@@ -40,7 +43,7 @@ class TokenizerRecipe(Section, section="tokenizer"):
 
     path: str | None = key("folder with a trained tokenizer; empty: trains one on the training pairs", None)
     algorithm: Algorithm = key(
-        "bpe (on bytes), character, jamo (Korean letters): any text; word: symbols such as phonemes", "bpe"
+        "bpe, unigram (on bytes), character, jamo (Korean letters): any text; word: symbols such as phonemes", "bpe"
     )
     vocab_size: int | None = key(
         "number of tokens, special ones included; empty (only for character, jamo or word): all in the texts. Then "
@@ -95,7 +98,7 @@ def train_tokenizers(
 
     `algorithm` is one for both sides, or a pair for separate source and target vocabularies:
 
-    - "bpe" works on bytes. Decoding returns any text exactly, in NFC.
+    - "bpe" and "unigram" work on bytes. Decoding returns any text exactly, in NFC.
     - "character" has a token for each character as readers see it: a letter with marks, a Korean syllable, an emoji,
       letters under a tie bar. Others are spelled in code points or bytes, so decoding is exact too.
     - "jamo" also cuts Korean syllables into letters. `TokenizerPair.decode_target` and the pipeline join them; the
@@ -154,7 +157,9 @@ def _train_one(
     control = [AddedToken(token, special=True, normalized=False) for token in [*SPECIAL_TOKENS, *tags]]
     tokenizer, trainer = _untrained(algorithm, vocab_size, control)
     tokenizer.train_from_iterator(_without_long_words(texts) if algorithm in SUBWORDS else texts, trainer)
-    if algorithm not in SUBWORDS:
+    if algorithm == "unigram":
+        tokenizer = _with_repeatable_scores(tokenizer, len(control))
+    elif algorithm not in SUBWORDS:
         tokenizer.model = _counted_model(tokenizer, algorithm, vocab_size, len(control))
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size != vocab_size:
@@ -213,12 +218,15 @@ def _untrained(
         size = 2**62 if vocab_size is None else vocab_size - len(FALLBACK_BYTES)
         return tokenizer, trainers.WordLevelTrainer(vocab_size=size, **options)
     options |= {"vocab_size": vocab_size, "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
-    tokenizer = Tokenizer(models.BPE())
-    # ByteLevel's regular expression cuts the text of control tokens into parts, so no text becomes one.
+    tokenizer = Tokenizer(models.BPE() if algorithm == "bpe" else models.Unigram())
+    # ByteLevel's regular expression cuts the text of control tokens into parts, so no text becomes one, not even with
+    # Unigram, whose pieces include the control tokens.
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, trainers.BpeTrainer(min_frequency=2, **options)
+    if algorithm == "bpe":
+        return tokenizer, trainers.BpeTrainer(min_frequency=2, **options)
+    return tokenizer, trainers.UnigramTrainer(unk_token=UNKNOWN, **options)
 
 
 def _counted_model(
@@ -235,3 +243,18 @@ def _counted_model(
     tokens[control:control] = FALLBACK_BYTES
     ids = {token: id_ for id_, token in enumerate(tokens)}
     return models.BPE(ids, [], byte_fallback=True, ignore_merges=True)
+
+
+def _with_repeatable_scores(tokenizer: "Tokenizer", control_tokens: int) -> "Tokenizer":
+    """Make ids and scores repeatable: Unigram's trainer adds floats in a hash table's order."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    pieces = [(piece, round(score, 6)) for piece, score in vocabulary[control_tokens:]]
+    lowest = min(score for _, score in pieces)
+    unseen, same = lowest + UNSEEN_BYTES_BAND, round(lowest - 1, 6)
+    pieces = [(piece, same if len(piece) == 1 and score <= unseen else score) for piece, score in pieces]
+    pieces.sort(key=lambda entry: (-entry[1], entry[0]))
+    state["model"]["vocab"] = [*vocabulary[:control_tokens], *pieces]
+    return Tokenizer.from_str(json.dumps(state))

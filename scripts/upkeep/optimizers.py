@@ -58,8 +58,8 @@ TASKS = {
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),
 }
 RATES = (0.001, 0.002, 0.004, 0.008)
-# By name: optimizer and schedule, the tuned key, and its values. Muon first has AdamW's best rate for embeddings, then a
-# tuned one.
+# By name: optimizer and schedule, the tuned key, and its values. Muon first has AdamW's best rate for embeddings, then
+# a tuned one.
 OPTIMIZERS = {
     "Adam, inverse square root": (["adam", "inverse_sqrt"], "learning_rate", RATES),  # the paper's, by its peak
     "AdamW, linear": (["adamw", "linear"], "learning_rate", RATES),

@@ -15,11 +15,11 @@ LAPTOP, SERVER = Machine(cores=2, has_gpu=False), Machine(cores=16, has_gpu=True
 # Pairs, bytes of a pair, the longest side, machine: vocabulary, layers, d_model, dropout, tokens of an update, and
 # precision.
 TABLE = [
-    (100, 60, 60, LAPTOP, (500, 2, 128, 0.3, 2048, "no")),
+    (100, 60, 60, LAPTOP, (500, 2, 128, 0.3, 2048, "bf16")),
     (2_000, 133, 120, SERVER, (1500, 2, 128, 0.3, 2048, "bf16")),
-    (29_000, 133, 120, LAPTOP, (5600, 3, 256, 0.2, 6144, "no")),
-    (12_000, 133, 120, LAPTOP, (3600, 3, 192, 0.2, 4096, "no")),
-    (113_000, 133, 120, LAPTOP, (8000, 3, 256, 0.1, 6144, "no")),
+    (29_000, 133, 120, LAPTOP, (5600, 3, 256, 0.2, 6144, "bf16")),
+    (12_000, 133, 120, LAPTOP, (3600, 3, 192, 0.2, 4096, "bf16")),
+    (113_000, 133, 120, LAPTOP, (8000, 3, 256, 0.1, 6144, "bf16")),
     (113_000, 133, 120, SERVER, (11100, 3, 256, 0.1, 6144, "bf16")),
     (4_500_000, 300, 500, SERVER, (32000, 6, 512, 0.1, 25_000, "bf16")),
 ]

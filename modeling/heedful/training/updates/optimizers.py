@@ -33,23 +33,25 @@ def make_optimizer(model: TrainableModel, settings: OptimizationRecipe) -> torch
         {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    constants = {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": torch.optim.AdamW}
-    if settings.optimizer == "schedule_free":
-        optimizer = import_extra("schedulefree", "optimizers").AdamWScheduleFree(_filled(groups), **constants)
-        cast("Any", optimizer).train()  # permanently: the average is computed apart from the trained weights
-        return optimizer
     if settings.optimizer == "muon":
         settings.require(matrices, "optimizer", "be another one for a model without trained matrices in layers")
-        del groups[1]
-    optimizer = kinds[settings.optimizer](_filled(groups), fused=True, **constants)
-    if settings.optimizer == "muon":
-        return MuonWithAdamW(matrices, optimizer, settings.weight_decay, settings.mixed_precision == "bf16")
-    return optimizer
+        adamw = torch.optim.AdamW(_filled(groups[0], groups[2]), fused=True, **_constants(settings))
+        return MuonWithAdamW(matrices, adamw, settings.weight_decay, settings.mixed_precision == "bf16")
+    if settings.optimizer == "schedule_free":
+        kind = import_extra("schedulefree", "optimizers").AdamWScheduleFree
+        optimizer: torch.optim.Optimizer = kind(_filled(*groups), **_constants(settings))
+        cast("Any", optimizer).train()  # permanently: the average is computed apart from the trained weights
+        return optimizer
+    fused = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return fused(_filled(*groups), fused=True, **_constants(settings))
 
 
-def _filled(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _filled(*groups: dict[str, Any]) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
+
+
+def _constants(settings: OptimizationRecipe) -> dict[str, Any]:
+    return {"lr": 0.0, "betas": (settings.beta1, settings.beta2), "eps": settings.epsilon}
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -55,8 +55,9 @@ ROWS = {
     "back-translation and diversification, dropout of 0.2": MADE,
     "all together": [*MADE, "optimization.r_drop=1", "tokenizer.dropout=0.05"],
 }
-# `tokenizer.dropout` was removed: its rows stay in the tables, but cannot be trained again.
-TRAINABLE = [row for row, changes in ROWS.items() if "tokenizer.dropout" not in " ".join(changes)]
+# These keys were removed: their rows stay in the tables, but cannot be trained again.
+REMOVED = ("tokenizer.dropout", "data.both_directions")
+TRAINABLE = [row for row, changes in ROWS.items() if not any(key in " ".join(changes) for key in REMOVED)]
 
 
 class Table:

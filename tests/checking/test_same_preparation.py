@@ -98,7 +98,6 @@ def random_recipe(random, folder):
         "data.streaming": random.random() < 0.25,
         "data.max_source_tokens": random.choice([None, 256, 256, 20, 4]),
         "data.max_target_tokens": random.choice([256, 256, 256, 20, 4]),
-        "data.both_directions": random.random() < 0.2,
         "data.cleaning": {
             "drop_duplicates": random.random() < 0.3,
             "drop_identical": random.random() < 0.3,
@@ -114,7 +113,7 @@ def random_recipe(random, folder):
     if random.random() < 0.25:
         part = {"train": random_file(random, folder / "part.tsv", words), "source": "2", "target": "1"}
         changes["data.mixture"] = {"more": part | random.choice([{}, {"tag": "bt"}, {"to": "de"}])}
-        changes["data.temperature"] = random.choice([1.0, 3.0])
+        changes["data.temperature"] = random.choice([1.0, 1.0, 3.0])
     if random.random() < 0.2:
         changes["data.augmentation"] = random.choice([{"joined": 0.5}, {"typos": 0.5}, {"lower_case": 1.0}])
     if random.random() < 0.3:

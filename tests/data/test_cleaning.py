@@ -2,7 +2,7 @@ from datasets import Dataset, IterableDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heedful.data.cleaning import clean_pairs, split_for_validation
+from heedful.data.cleaning import clean_pairs
 from heedful.data.data_recipe import CleaningRules
 from helpers import assert_error
 
@@ -13,30 +13,17 @@ def rows(*pairs):
     return [{"source": source, "target": target} for source, target in pairs]
 
 
-def clean(pairs, rules, held_out=(), both_directions=False):
+def clean(pairs, rules, held_out=()):
     """Clean a corpus at once and as a stream, which must give the same."""
     data = Dataset.from_list(rows(*pairs))
-    cleaned, report = clean_pairs(data, rules, rows(*held_out), both_directions)
-    stream, stream_report = clean_pairs(data.to_iterable_dataset(), rules, iter(rows(*held_out)), both_directions)
+    cleaned, report = clean_pairs(data, rules, rows(*held_out))
+    stream, stream_report = clean_pairs(data.to_iterable_dataset(), rules, iter(rows(*held_out)))
     assert isinstance(stream, IterableDataset)
     assert stream_report.kept == 0
     for _ in range(2):
         assert list(stream) == list(cleaned)
         assert stream_report.to_dict() == report.to_dict()
     return [(row["source"], row["target"]) for row in cleaned], report
-
-
-def test_no_side_is_a_held_out_text_where_both_sides_become_sources():
-    pairs, held_out = [("a", "b"), ("c", "y"), ("y", "d"), ("x", "e")], [("x", "y ")]
-    assert clean(pairs, CleaningRules(), held_out)[0] == pairs[:3]
-    kept, report = clean(pairs, CleaningRules(), held_out, both_directions=True)
-    assert kept == pairs[:1]
-    assert report.dropped["overlap"] == 3
-    sources, targets = [f"s{n}" for n in range(40)], [f"t{n // 2}" for n in range(40)]
-    rest, numbers = split_for_validation(sources, targets)
-    assert (len(numbers), len(rest)) == (2, 36)  # the two others have the same targets
-    assert not {targets[n] for n in rest} & {targets[n] for n in numbers}
-    assert len(split_for_validation(sources)[0]) == 38
 
 
 BY_RULE = [  # the rules, the reason, pairs that are kept and pairs that are dropped

@@ -133,7 +133,6 @@ def test_wrong_use_is_refused_by_name(tmp_path, recipe_of):
     tag = "`data.denoise` must be a special token .* but is <{}>"
     cases = [
         ({"data.validation": None}, r"`data.validation` must be given if `data.denoise` is"),
-        ({"data.both_directions": True}, rf"`data.both_directions` {alone}"),
         ({"data.augmentation": {"typos": 0.1}}, rf"`data.augmentation` {alone}"),
         ({"data.streaming": True}, rf"`data.streaming` {alone}"),
         ({"data.mixture": {"a": {"train": "x.tsv"}}}, rf"`data.mixture` {alone}"),

@@ -116,7 +116,8 @@ def test_a_given_tokenizer_without_the_tag_or_that_reads_it_out_of_text_is_refus
 
 
 def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned():
-    one, both = DataRecipe("a", "en", "de"), DataRecipe("a", "en", "de", "v", both_directions=True)
+    one, back = DataRecipe("a", "en", "de"), MixturePart("a", "de", "en", "en")
+    both = DataRecipe("a", "en", "de", mixture={"back": back})
     for data, tokenizers, told in (
         (both, train(languages=()), r"\(en, de\), but has those of none"),
         (both, train(), r"\(en, de\), but has those of fr, de"),

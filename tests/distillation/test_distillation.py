@@ -9,7 +9,7 @@ import torch
 
 from guides import assert_named, commands_of, run_commands, text_of
 from heedful import BeamSearch, HeedForConditionalGeneration, TokenizerPair, Translator
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, both_ways
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.micro_batches import collate
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.sources import read_pairs
@@ -93,7 +93,8 @@ def test_a_teacher_of_two_languages_knows_both_directions(tmp_path, pairs):
     texts = [{"source": source, "target": target} for source, target in pairs.items()]
     write_teacher_tokens(tmp_path / "teacher", teacher, texts, ("en", "ko"))
     encoder = PairEncoder(tokenizers, heads=[tokenizers.head("en"), tokenizers.head("ko")])
-    rows = EncodedPairs(encoder.rows(both_ways(texts)))
+    turned = [{"source": text["target"], "target": text["source"], "part": 1} for text in texts]
+    rows = EncodedPairs(encoder.rows(texts + turned))
     assert len(rows) == 16
     TeacherTokens(tmp_path / "teacher").check(tokenizers, rows)
 

@@ -232,7 +232,7 @@ def test_recipes_are_judged_before_they_run_and_the_papers_search_is_what_no_cla
     for key, value in {
         "norm_type": {"model.options.norm_type": "rmsnorm"},
         "share_encoder_decoder_embeddings": {"tokenizer.joint": False},
-        "publish.also": {"data.both_directions": True},
+        "publish.also": {"data.mixture": {"a": {"train": "a.tsv", "to": "ko"}}},
         "model_type": {"model.options": {"model_type": "heed_rnn", "cell": "gru"}},
     }.items():
         assert_error(f"`{key}` must be", check_recipe, tiny_recipe(tmp_path / key, also | value))

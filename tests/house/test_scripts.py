@@ -189,7 +189,9 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
     assert sent == [((tmp_path / "True/model", "me/model"), {"private": True})]
     assert made == [[]]  # the repository was there before the training began
     with pytest.raises(ValueError, match=r"`publish\.also` must be empty"):
-        job.main("me/model", "quickstart", ["publish.also=[transformers]", "data.both_directions=true"], True)
+        job.main(
+            "me/model", "quickstart", ["publish.also=[transformers]", "data.mixture={a: {train: x, to: ko}}"], True
+        )
     assert len(made) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "url"
 

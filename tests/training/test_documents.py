@@ -34,7 +34,8 @@ def recipe_of(tmp_path):
     rows = [(text, text.swapcase(), letter[0]) for letter in SOURCES for text in letter]
     for name, kept in (("train", rows), ("held", [("x.", "X.", "d"), (HELD_OUT, HELD_OUT.swapcase(), "d")])):
         table_file(tmp_path / f"{name}.tsv", [("source", "target", "doc"), *kept])
-    data = {"train": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "held.tsv"), "both_directions": True}
+    back = {"train": str(tmp_path / "train.tsv"), "source": "target", "target": "source", "to": "source"}
+    data = {"train": back["train"], "validation": str(tmp_path / "held.tsv"), "mixture": {"back": back}}
     data |= {"source": "source", "target": "target", "documents": {"column": "doc", "sentences": 3}}
     return lambda more: tiny_recipe(tmp_path / "run", {"data": {**data}, "tokenizer.vocab_size": 290, **more})
 
@@ -90,13 +91,10 @@ def test_what_has_no_windows_is_refused_by_name_and_no_text_spells_a_separator(t
         ({"data.documents": {"column": "x", "sentences": 2}}, r"held.tsv must have the language or column 'x'"),
         ({"data.validation": None}, r"`data.validation` must be given if `data.documents` is"),
         ({"data.streaming": True}, r"`data.streaming` must be false if .*`data.documents` is given"),
-        (
-            {"data.denoise": ["x"], "data.both_directions": False},
-            r"`data.documents` must be left out if `data.denoise",
-        ),
+        ({"data.denoise": ["x"], "data.mixture": {}}, r"`data.documents` must be left out if `data.denoise"),
         ({"optimization.distillation": "x"}, r"`data.documents.sentences` must be empty with `optimization"),
         ({"data.mixture": {"a": {"train": "x", "tag": "sep"}}}, r"`data.mixture.a.tag` must be .* 'sep'"),
-        ({"data.both_directions": False, "seed": 3}, r"`data.documents` must be a special token .*<sep>"),
+        ({"data.mixture": {}, "seed": 3}, r"`data.documents` must be a special token .*<sep>"),
         ({"model.options": learned}, r"`data.max_source_tokens` must be at most 64, .*`data.documents`"),
     ]
     assert_refused(cases, lambda changes: corpus_of(recipe_of(changes), plain if "seed" in changes else None))

@@ -62,9 +62,12 @@ def test_the_guides_second_recipe_goes_on_from_the_model_of_the_first_and_its_co
     corpora()
     corpora("one.yaml", tokenizer=None, **yaml.safe_load(text))
     few = " optimization.max_updates=2 optimization.warmup_updates=1 optimization.tokens_per_update=300"
-    assert len(run_commands(printed, [command + few for command in commands_of(part)])) == 4
+    both, *uses = commands_of(section("Both directions in one model"))
+    run_commands(printed, [both + few, *uses, *(command + few for command in commands_of(part))])
+    card = Path("runs/both/model/README.md").read_text(encoding="utf-8")
+    assert "| of these data.train | 10 |\n| of these data.mixture.back | 10 |" in card
     assert set(TokenizerPair.from_pretrained("runs/one/model").languages) == {"de", "en"}
-    assert all(len(logged(Path("runs") / name, "update")) for name in ("pairs", "one"))
+    assert all(len(logged(Path("runs") / name, "update")) for name in ("both", "one"))
 
 
 def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpora, printed, refused):
@@ -104,8 +107,7 @@ def parts(tmp_path):
     changes |= {"data.source": "en", "data.target": "de", "tokenizer.vocab_size": 280}
 
     def prepare(mixture=None, **more):
-        found = {"data.mixture": mixture, **changes, **more}
-        recipe = tiny_recipe(tmp_path / "run", {key: value for key, value in found.items() if value is not None})
+        recipe = tiny_recipe(tmp_path / "run", {"data.mixture": mixture or {}, **changes, **more})
         return prepare_corpus(recipe, tmp_path / f"tokenizer{len(list(tmp_path.iterdir()))}"), recipe
 
     return prepare
@@ -117,21 +119,27 @@ def sources_of(corpus, epoch=0):
     return sorted(decode(row["input_ids"]).removesuffix("</s>") for row in rows)
 
 
-def test_parts_are_those_that_both_directions_make(parts, tmp_path):
-    ways = {"data.both_directions": True}
-    other = {"train": str(tmp_path / "train.tsv"), "source": "de", "target": "en", "to": "en"}
-    (by_key, _), (by_part, _) = parts(**ways), parts({"other": other})
-    assert sources_of(by_key) == sources_of(by_part)
-    assert by_key.target_language == by_part.target_language == "de"
-    assert set(by_key.tokenizers.languages) == {"de", "en"}
-    rows = [row["labels"] for update in by_key.training.updates(0) for bucket in update for row in bucket]
-    assert sorted(by_key.tokenizers.decode_target(rows)) == sorted([*EN[:5], *DE[:5]])
-    assert len(by_key.validation) == 2 * len(by_part.validation)
-    assert sources_of(parts(**ways, **{"data.streaming": True})[0]) == sources_of(by_key)
-    both, _ = parts({"tagged": {"train": str(tmp_path / "train.tsv"), "tag": "bt"}}, **ways)
-    assert list(both.training.parts.values()) == [5, 5, 5]
-    assert [source[:5] for source in sources_of(both)] == ["<2de>"] * 10 + ["<2en>"] * 5
-    assert sum("<bt>" in source for source in sources_of(both)) == 5
+def test_a_part_with_exchanged_columns_makes_a_model_of_both_directions_also_from_a_stream(parts, tmp_path):
+    back = {"train": str(tmp_path / "train.tsv"), "source": "de", "target": "en", "to": "en"}
+    tagged = {"train": table(tmp_path / "few.tsv", EN[:3], DE[:3]), "tag": "bt"}
+    corpora = [parts({"back": back, "tagged": tagged}, **{"data.streaming": each})[0] for each in (False, True)]
+    for corpus in corpora:
+        assert (corpus.target_language, len(corpus.validation)) == ("de", 1)
+        assert set(corpus.tokenizers.languages) == {"de", "en"}
+        rows = [row["labels"] for update in corpus.training.updates(0) for bucket in update for row in bucket]
+        assert sorted(corpus.tokenizers.decode_target(rows)) == sorted([*EN[:5], *DE[:5], *DE[:3]])
+        assert [source[:5] for source in sources_of(corpus)] == ["<2de>"] * 8 + ["<2en>"] * 5
+        assert sum("<bt>" in source for source in sources_of(corpus)) == 3
+    assert list(corpora[0].training.parts.values()) == [5, 5, 3]
+
+
+def test_pairs_that_are_held_out_are_of_the_first_part_and_in_none(parts, tmp_path):
+    back = {"train": str(tmp_path / "train.tsv"), "source": "de", "target": "en", "to": "en"}
+    corpus, _ = parts({"back": back}, **{"data.validation": None})
+    (held,) = corpus.validation_pairs
+    assert held["source"] in EN
+    assert corpus.training.parts == {"data.train": 4, "data.mixture.back": 4}
+    assert not any(held[side] in source for side in ("source", "target") for source in sources_of(corpus))
 
 
 def test_held_out_texts_are_dropped_from_every_part_and_duplicates_of_other_parts_too(parts, tmp_path):
@@ -157,8 +165,7 @@ WRONG = [
         ({"data.mixture": {"a": {**PART, "tag": tag}}}, rf"`data.mixture.a.tag` must be letters, .* but is '{tag}'")
         for tag in ("unk", "2de", "b>t", "mask", "denoise", "extra_id_7")
     ],
-    ({**MIXED, "data.validation": None}, r"`data.validation` must be given if .*`data.mixture`"),
-    ({"data.mixture": {"a": PART}, "data.streaming": True}, r"`data.streaming` must be false if `data.mixture`"),
+    ({**MIXED, "data.validation": None, "data.source": "a,b"}, r"`data.validation` must be given if `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
     ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty if"),

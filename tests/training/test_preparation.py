@@ -93,19 +93,6 @@ def test_a_sorted_file_is_looked_at_from_its_beginning_to_its_end_each_time_the_
     assert sample(rows, 3, is_drawn=False) == rows[:3]
 
 
-def test_both_directions_want_two_names_and_one_tokenizer(files, tmp_path):
-    changes = {**files, "data.both_directions": True}
-    cases = [
-        ({"data.source": "en"}, r"`data.source` must be another language than `data.target`.+but is 'en'"),
-        ({"data.source": "my text"}, r"`data.source` must be a language code .+ but is 'my text'"),
-    ]
-    assert_refused(cases, lambda given: tiny_recipe(tmp_path, {**changes, "data.target": "en", **given}))
-    train_tokenizers(["가"], ["a"], vocab_size=None, algorithm="word", joint=False).save_pretrained(tmp_path / "two")
-    recipe = tiny_recipe(tmp_path, {**changes, "tokenizer": {"path": str(tmp_path / "two")}})
-    with pytest.raises(ValueError, match=r"must hold one tokenizer for both sides .+two, which holds two, instead"):
-        prepare_corpus(recipe, tmp_path / "tokenizer")
-
-
 def test_joined_rows_count_among_the_longest_and_must_fit_into_learned_positions(files, tmp_path):
     recipes = (tiny_recipe(tmp_path, {**files, "data.augmentation": {"joined": share}}) for share in (0, 1))
     plain, joined = (prepare_corpus(recipe, tmp_path / "tokenizer") for recipe in recipes)

@@ -159,7 +159,6 @@ def test_a_number_out_of_the_range_of_its_key_is_refused_and_the_ends_of_a_range
 
 EPOCHS = {"optimization.max_updates": None, "optimization.max_epochs": 1}
 FREE = {"optimization.optimizer": "schedule_free", "optimization.schedule": None}
-BOTH = {"data.both_directions": True}
 CONTRADICTIONS = [
     ({"optimization.buckets_per_update": 3000}, "`optimization.tokens_per_update` must be at least 3000, but is 2000"),
     ({"allow_changes": True}, r"`allow_changes` must be false unless `resume` is"),
@@ -192,7 +191,6 @@ CONTRADICTIONS = [
     ({"decoding.max_length": 1}, r"`decoding.max_length` must be at least 2, but is 1 instead"),
     ({"validation.select": "bleu"}, r"`validation.select` must be loss if `validation.sentences` is 0"),
     ({"model.start_from": "m"}, r"`model.start_from` must be empty if `model.config` or `model.options` are given"),
-    ({**BOTH, "tokenizer.joint": False}, r"`tokenizer.joint` must be true if `data.both_directions` or"),
     *[({"name": name}, "`name` must not be empty, but is '") for name in ("", "  ")],
     ({"seed": 2**32}, r"`seed` must be at least 0 and below 4294967296, but is 4294967296 instead"),
     ({"tokenizer": {"joint": False, "target_vocab_size": 0}}, r"`tokenizer.target_vocab_size` must be at least 1"),

@@ -298,7 +298,8 @@ def test_a_run_in_tf32_multiplies_by_it_to_its_end_and_not_afterwards(tmp_path, 
 
 
 def test_both_directions_end_in_one_model_that_translates_either_way_and_a_run_of_one_goes_on_from_it(tmp_path):
-    changes = {"data.both_directions": True, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
+    back = {"train": "builtin:train:300", "source": "en", "target": "ko", "to": "ko"}
+    changes = {"data.mixture": {"b": back}, "data.test": {"t": "builtin:test:3"}, "optimization.max_updates": 2}
     changes |= {"validation.every_updates": 2, "validation.sentences": 2}
     result = train(tiny_recipe(tmp_path / "run", changes))
     assert (result.metrics["t"]["count"], result.corpus.training.pairs) == (3, 600)

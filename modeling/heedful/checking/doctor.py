@@ -21,7 +21,6 @@ from heedful.configuration_base_heed import position_limit
 from heedful.data.cleaning import Splits, check_references, check_symbols, clean, read_splits
 from heedful.data.data_recipe import DataRecipe
 from heedful.data.epochs.corpus import Corpus, StoredRows, encode
-from heedful.data.epochs.encoding import both_ways
 from heedful.data.sources import table_files
 from heedful.data.tables import layouts_of, table_rows
 from heedful.files import check_at_least, first_line
@@ -215,9 +214,7 @@ class _Examination:
             if fault.check == "unknown_tokens":  # `check_unknown_tokens` names the words
                 continue
             split, rows = splits.get(fault.key, pairs[1]), encoded.get(fault.key, corpus.validation)
-            ways = both_ways if self.recipe.data.both_directions and fault.key not in corpus.tests else iter
-            order = [pair["number"] for pair in ways({**pair, "number": n} for n, pair in enumerate(split))]
-            examples = split.examples(dict.fromkeys(order[rows.numbers[row]] for row in fault.rows))
+            examples = split.examples(dict.fromkeys(rows.numbers[row] for row in fault.rows))
             yield RecipeFinding(fault.check, fault.level, fault.message, fault.key, examples=examples)
 
     def _of_run(self, corpus: Corpus, config: Any, share: float | None) -> Iterator[RecipeFinding]:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from itertools import chain, count, repeat
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, cast
 
 from heedful.data.data_recipe import CleaningRules, DataRecipe
 from heedful.data.languages import LOOKED_AT
-from heedful.data.sources import Item, read_pairs, read_parts, references_of, sample, texts_of
+from heedful.data.sources import Item, numbers_of_parts, read_pairs, read_parts, references_of, sample, texts_of
 from heedful.data.tokenization import TokenizerPair
 from heedful.evaluation.metrics import fitting_tokenizer, references_left
 from heedful.messages_heed import shortened
@@ -88,6 +88,11 @@ class Splits:
     others: frozenset[str] = frozenset()  # further texts to keep out of training
     is_held_out: bool = False  # whether validation pairs come from the training pairs
 
+    @property
+    def own(self) -> int:
+        """Number of pairs in `data.train`, which come first; not for a stream."""
+        return int((numbers_of_parts(cast("Dataset", self.train)) == 0).sum())
+
 
 def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
     """Read all pairs, or `limit` random training pairs (a stream's first) with their number as `row`."""
@@ -112,7 +117,8 @@ def read_splits(data: DataRecipe, limit: int | None = None) -> Splits:
 
 def check_references(splits: Splits, ignore: str | None, bleu_tokenizer: str | None) -> None:
     """Raise a `ValueError` if a split's references contain nothing, or no words, to score."""
-    for split in (splits.validation or sample(splits.train, LOOKED_AT), *splits.tests.values()):
+    first: Any = splits.validation or sample(cast("Dataset", splits.train).select(range(splits.own)), LOOKED_AT)
+    for split in (first, *splits.tests.values()):
         references = references_of(split)
         left = references_left(ignore, references, "decoding.")
         fitting_tokenizer(bleu_tokenizer, left, "decoding.bleu_tokenizer")
@@ -122,14 +128,18 @@ def clean(splits: Splits, data: DataRecipe) -> Splits:
     """Apply the cleaning rules to the training pairs, and hold out validation pairs if there are none."""
     others = ({"source": text, "target": text} for text in splits.others)
     held_out = chain(splits.validation or (), *splits.tests.values(), others)
-    train, report = clean_pairs(splits.train, data.cleaning, held_out, data.both_directions)
+    train, report = clean_pairs(splits.train, data.cleaning, held_out)
     kept = replace(splits, train=train, report=report)
     if splits.validation is not None:
         return kept
-    whole = train["group" if "group" in train.column_names else "source"][:]
-    numbers = split_for_validation(whole, train["target"][:] if data.both_directions else ())
-    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(numbers[1]))
-    train, validation = (train.select(rows, keep_in_memory=True) for rows in numbers)
+    own, column = kept.own, "group" if "group" in train.column_names else "source"
+    rest, held = split_for_validation(train[column][:own])
+    logger.info("%s training pairs are held out for validation (`data.validation` is empty)", len(held))
+    validation = train.select(held, keep_in_memory=True)
+    train = train.select([*rest, *range(own, len(train))], keep_in_memory=True)
+    if data.mixture:
+        train, shared = clean_pairs(train, CleaningRules(), validation)
+        logger.info("%s pairs of `data.mixture` share a text with them: left out", shared.dropped.total())
     return replace(kept, train=train, validation=validation, is_held_out=True)
 
 
@@ -143,21 +153,20 @@ def check_symbols(tokenizers: TokenizerPair, kept: Splits, ignore: str | None) -
 
 
 def clean_pairs(
-    pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Rows = (), both_directions: bool = False
+    pairs: "Dataset | IterableDataset", rules: CleaningRules, held_out: Rows = ()
 ) -> "tuple[Dataset | IterableDataset, CleaningReport]":
     """Return the pairs that break no rule, and the report; raise a `ValueError` with the report if none is left.
 
-    `held_out` are validation and test rows. With `both_directions`, targets are sources too. A stream's report starts
-    again with each pass.
+    `held_out` are validation and test rows. A stream's report starts again with each pass.
     """
     from datasets import IterableDataset
 
-    judge = Judge(rules, held_out, both_directions)
+    judge = Judge(rules, held_out)
     if isinstance(pairs, IterableDataset):
         stream = IterableDataset.from_generator(partial(_clean_stream, pairs, judge), features=pairs.features)
         return cast("IterableDataset", stream), judge.report
-    parts = pairs["part"][:] if "part" in pairs.column_names else repeat(0)
-    kept = list(judge.kept(zip(count(), pairs["source"][:], pairs["target"][:], parts, strict=False)))
+    rows = zip(count(), pairs["source"][:], pairs["target"][:], numbers_of_parts(pairs), strict=False)
+    kept = list(judge.kept(rows))
     return (pairs if len(kept) == len(pairs) else pairs.select(kept, keep_in_memory=True)), judge.report
 
 
@@ -171,13 +180,12 @@ def words_without_tags(texts: Sequence[str]) -> list[str]:
     return words if are_tagged and len({*words}) >= FEWEST_WORDS else [*texts]
 
 
-def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) -> tuple[list[int], list[int]]:
+def split_for_validation(sources: Sequence[str]) -> tuple[list[int], list[int]]:
     """Return the indices of training pairs and held-out pairs: a twentieth of the sources, at most 500.
 
     The choice depends on the texts, not on their order. Pairs of one source, or of one word's forms, stay together.
-    With `targets`, for training in both directions, neither list has pairs that share a text with held-out pairs.
     """
-    sources = sources if targets else words_without_tags(sources)
+    sources = words_without_tags(sources)
     digests = {source.strip(): blake2b(source.strip().encode(), digest_size=16).digest() for source in sources}
     if len(digests) < 2:
         raise ValueError("`data.validation` must be given if the training pairs have fewer than two sources.")
@@ -186,12 +194,6 @@ def split_for_validation(sources: Sequence[str], targets: Sequence[str] = ()) ->
     numbers: tuple[list[int], list[int]] = ([], [])
     for number, source in enumerate(sources):
         numbers[source.strip() in held_out].append(number)
-    if targets:
-        texts = held_out | {targets[number].strip() for number in numbers[1]}
-        kept = [n for n in numbers[0] if not texts & {sources[n].strip(), targets[n].strip()}]
-        if len(kept) < len(numbers[0]):
-            logger.info("%s training pairs share a text with held-out pairs: left out", len(numbers[0]) - len(kept))
-        return kept, numbers[1]
     return numbers
 
 
@@ -202,11 +204,11 @@ def _clean_stream(pairs: "IterableDataset", judge: "Judge") -> Iterator[dict[str
 class Judge:
     """Applies the rules to pairs."""
 
-    def __init__(self, rules: CleaningRules, held_out: Rows = (), both_directions: bool = False):
+    def __init__(self, rules: CleaningRules, held_out: Rows = ()):
         rows = list(held_out) if rules.drop_overlap else []
         self._sources, targets = ({row[side].strip() for row in rows} for side in ("source", "target"))
         self._held_out = self._sources | targets
-        self._rules, self._both_directions, self.report = rules, both_directions, CleaningReport()
+        self._rules, self.report = rules, CleaningReport()
 
     def kept(self, rows: Iterable[tuple[Item, str, str, int]]) -> Iterator[Item]:
         """Yield the items whose source, target and part number break no rule."""
@@ -230,8 +232,7 @@ class Judge:
             return "ratio"
         if rules.drop_identical and source == target:
             return "identical"
-        is_either = part or self._both_directions
-        if source in self._sources or (is_either and {source, target} & self._held_out):
+        if source in self._sources or (part and {source, target} & self._held_out):
             return "overlap"
         if rules.drop_duplicates:
             # 16 bytes instead of the text: 100 million pairs fit in memory.

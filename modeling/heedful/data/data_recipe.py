@@ -11,7 +11,6 @@ from heedful.messages_heed import wrong
 from heedful.recipe_keys import Section, key
 
 Location = str | list[str]
-OTHER_DIRECTION = "data.both_directions"
 DENOISE, MASK = "denoise", "<mask>"  # the tag before damaged texts, and the token for a dropped span, as in BART
 
 
@@ -33,8 +32,8 @@ class CleaningRules(Section, section="data.cleaning"):
     max_ratio: float | None = key("drops pairs with a higher length ratio (longer side / shorter side)", None, least=1)
     drop_duplicates: bool = key("drops repeated pairs; a source with two targets makes two pairs", False)
     drop_identical: bool = key("drops pairs with equal source and target", False)
-    # Training on a held-out source, even with another target, would spoil the test. In a mixture's further parts, and
-    # in both directions, a side may be generated or in another language, so neither may be a held-out text.
+    # Training on a held-out source, even with another target, would spoil the test. In a mixture's further parts, a
+    # side may be generated or in another language, so neither may be a held-out text.
     drop_overlap: bool = key("drops pairs whose source (in `mixture`, either side) is in validation or test", True)
 
 
@@ -92,14 +91,14 @@ class DataRecipe(Section, section="data"):
     folder: str | None = key("folder of the files above", None, resumes=True, on_card=False)
     mixture: dict[str, MixturePart] = key(
         "further training data: {NAME: {train: FILES, source: COLUMN, target: COLUMN}}, by default with "
-        "the columns above. `to: fr` adds a target language, with tags such as <2fr>. `tag: bt` puts <bt> before the "
-        "sources (Caswell et al., 2019). Validation and tests stay those above",
+        "the columns above. `to: fr` adds a target language, with tags such as <2fr>; a part with the columns "
+        "exchanged makes a model of both directions. `tag: bt` puts <bt> before the sources (Caswell et al., 2019). "
+        "Validation and tests stay those above",
         dict,
     )
     temperature: float = key(
         "above 1 repeats small parts: n pairs get shares of n^(1/temperature) (Arivazhagan et al., 2019)", 1.0, least=1
     )
-    both_directions: bool = key("true also trains from target to source, with language tags", False)
     streaming: bool = key("true loads a corpus that does not fit in memory from disk, epoch by epoch", False)
     pool_size: int = key("number of streamed pairs to sort into batches together", 20000, least=1)
     max_source_tokens: int | None = key("pairs with a longer source are dropped; empty: no limit", 256, least=1)
@@ -115,18 +114,20 @@ class DataRecipe(Section, section="data"):
 
     def check(self) -> None:
         """Refuse keys that exclude each other."""
-        check_mixture(self.mixture, self.target, self.source if self.both_directions else None)
+        check_mixture(self.mixture, self.target)
         if names := {"validation", "ended"} & self.test.keys():
             raise ValueError(f"`data.test` must not have a set called {names.pop()}: `metrics.json` has that name.")
-        for name in ("streaming", "mixture", "references", "denoise", "documents"):
+        for name in ("streaming", "references", "denoise", "documents"):
             is_met = self.validation is not None or not getattr(self, name)
             self.require(is_met, "validation", f"be given if `data.{name}` is")
-        is_changed = self.mixture or self.augmentation != AugmentationRules() or self.documents
-        must = "be false if `data.mixture`, `data.augmentation` or `data.documents` is given"
+        is_met = self.validation is not None or not self.mixture or "," not in self.source
+        self.require(is_met, "validation", "be given if `data.mixture` is, and `data.source` joins columns")
+        is_changed = self.augmentation != AugmentationRules() or self.documents
+        must = "be false if `data.augmentation` or `data.documents` is given"
         self.require(not (self.streaming and is_changed), "streaming", must)
         must = "be 1 in a stream" if self.streaming else "be 1 without a `data.mixture`"
         self.require(self.temperature == 1 or (self.mixture and not self.streaming), "temperature", must)
-        for name in ("mixture", "both_directions", "streaming", "augmentation", "documents") if self.denoise else ():
+        for name in ("mixture", "streaming", "augmentation", "documents") if self.denoise else ():
             is_off = getattr(self, name) in ({}, False, AugmentationRules(), DocumentRules())
             self.require(is_off, name, "be left out if `data.denoise` is given")
         must = "be false if `data.denoise` is given"
@@ -143,11 +144,8 @@ class DataRecipe(Section, section="data"):
 
     @property
     def parts(self) -> dict[str, MixturePart]:
-        """Parts of the training data by key: `train`, its other direction, `mixture`, and `denoise`."""
-        train = self._located(self.train)
-        parts = {"data.train": MixturePart(train, self.source, self.target, self.target)}
-        if self.both_directions:
-            parts[OTHER_DIRECTION] = MixturePart(train, self.target, self.source, self.source)
+        """Parts of the training data by key: `train`, `mixture`, and `denoise`."""
+        parts = {"data.train": MixturePart(self._located(self.train), self.source, self.target, self.target)}
         for name, part in self.mixture.items():
             source, target, to = part.source or self.source, part.target or self.target, part.to or self.target
             parts[f"data.mixture.{name}"] = MixturePart(self._located(part.train), source, target, to, part.tag)
@@ -194,12 +192,9 @@ class DataRecipe(Section, section="data"):
         return str(Path(self.folder) / where)
 
 
-def check_mixture(mixture: dict[str, MixturePart], target: str, other: str | None = None) -> None:
-    """Check a mixture before it is read; `other` is the second direction's language."""
-    if other == target:
-        must = "be another language than `data.target` if `data.both_directions` is true"
-        raise wrong("data.source", must, repr(other))
-    languages = {"data.target": target} | ({} if other is None else {"data.source": other})
+def check_mixture(mixture: dict[str, MixturePart], target: str) -> None:
+    """Check a mixture before it is read."""
+    languages = {"data.target": target}
     languages |= {f"data.mixture.{name}.to": part.to or target for name, part in mixture.items()}
     if len({*languages.values()}) > 1:
         for name, language in languages.items():

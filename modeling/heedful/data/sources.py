@@ -16,8 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from heedful.data import tables
-from heedful.data.data_recipe import OTHER_DIRECTION, DocumentRules, MixturePart
+from heedful.data.data_recipe import DocumentRules, MixturePart
 from heedful.data.tables import ANY_COLUMNS, Columns, advice_on_tables, kind_of_file, numbered_lines, parts_of
 from heedful.files import quoted
 from heedful.messages_heed import shortened, wrong
@@ -104,21 +106,39 @@ def sample(rows: Sequence[Item], most: int | None, is_drawn: bool = True) -> lis
 
 
 def read_parts(parts: Mapping[str, MixturePart], **options: Any) -> "Dataset | IterableDataset":
-    """Read all parts except the other direction; if there are several, each pair gets its part number as `part`."""
-    import pyarrow as pa
-    from datasets import Dataset
+    """Read all parts in order; if there are several, each pair gets its part number as `part`.
 
-    read: dict[int, Dataset | IterableDataset] = {}
-    for number, (key, part) in enumerate(parts.items()):
-        if key != OTHER_DIRECTION:
-            with reading(key):
-                read[number] = read_pairs(part.train, str(part.source), str(part.target), **options)
+    In a stream the parts take turns, pair by pair.
+    """
+    import pyarrow as pa
+    from datasets import Dataset, Features, IterableDataset, Value
+
+    read: list[Any] = []
+    for key, part in parts.items():
+        with reading(key):
+            read.append(read_pairs(part.train, str(part.source), str(part.target), **options))
     if len(read) == 1:
-        return read.popitem()[1]
-    columns = [name for name in ("source", "target", "place") if name in next(iter(read.values())).column_names]
-    tables = {number: pairs.data.table.select(columns) for number, pairs in read.items()}
-    numbers = {number: pa.array([number] * len(table), pa.int32()) for number, table in tables.items()}
-    return Dataset(pa.concat_tables([tables[number].append_column("part", numbers[number]) for number in read]))
+        return cast("Dataset | IterableDataset", read[0])
+    if isinstance(read[0], IterableDataset):
+        features = Features({"source": Value("string"), "target": Value("string"), "part": Value("int32")})
+        return cast("IterableDataset", IterableDataset.from_generator(partial(_in_turns, read), features=features))
+    columns = [name for name in ("source", "target", "place") if name in read[0].column_names]
+    tables = [pairs.data.table.select(columns) for pairs in read]
+    numbers = [pa.array([number] * len(table), pa.int32()) for number, table in enumerate(tables)]
+    numbered = (table.append_column("part", part) for table, part in zip(tables, numbers, strict=True))
+    return Dataset(pa.concat_tables(numbered))
+
+
+def _in_turns(streams: Iterable[Iterable[Mapping[str, str]]]) -> Iterator[dict[str, Any]]:
+    for turn in zip_longest(*streams):
+        for number, pair in enumerate(turn):
+            if pair is not None:
+                yield {"source": pair["source"], "target": pair["target"], "part": number}
+
+
+def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
+    """Return each pair's part, `(pairs,)`."""
+    return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
 
 
 def references_of(pairs: Iterable[Mapping[str, Any]]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from heedful.checksums_heed import checksum
 from heedful.configuration_base_heed import IGNORED_LABEL, position_limit
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, both_ways
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import ARRAYS, FACTS, key_of
 from heedful.decoding.engines import logits_in_parts
 from heedful.decoding.scoring import forced_batches
@@ -45,7 +45,7 @@ def write_teacher_tokens(
         raise ValueError(f"`top_k` must be at most {len(tokenizers.target)}, all tokens, but is {top_k} instead.")
     most = min(position_limit(model.config) or MOST_SOURCE_TOKENS for model in models)
     encoder = PairEncoder(tokenizers, most, most, [tokenizers.head(language) for language in languages])
-    rows = EncodedPairs(encoder.rows(both_ways(pairs) if len(languages) > 1 else pairs))
+    rows = EncodedPairs(encoder.rows(_both_ways(pairs) if len(languages) > 1 else pairs))
     if not len(rows):
         raise ValueError(f"`--data` must hold pairs of at most {most} tokens, but all {rows.left_out} are longer.")
     keys = np.array([key_of(**rows[number]) for number in range(len(rows))], np.int64)
@@ -65,6 +65,13 @@ def write_teacher_tokens(
         facts = {"tokenizer": tokenizers.fingerprint(), "checksums": {name: checksum(files[name]) for name in ARRAYS}}
         write_text(partial / FACTS, json.dumps(facts, indent=2) + "\n")
     return len(rows), rows.left_out
+
+
+def _both_ways(pairs: Iterable[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
+    """Yield each pair, and then its other direction as part 1."""
+    for pair in pairs:
+        yield {**pair}
+        yield {"source": pair["target"], "target": pair["source"], "part": 1}
 
 
 def _most_probable(

@@ -77,7 +77,7 @@ def check_recipe(recipe: Recipe) -> None:
     if not recipe.publish.also:
         return
     folder, start, where = recipe.folder / FORM_FOLDER, recipe.model.start_from, None
-    given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
+    given = named_tokenizers(recipe.given_tokenizer)
     if len(languages := given.languages if given else recipe.data.languages) > 1:
         names = ", ".join(languages)
         where = f"for a model with several target languages ({names}), because no transformers class supports them"

@@ -197,7 +197,7 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     data: DataRecipe = make_section(DataRecipe, tree.get("data"), "data.")
     pairs = read_parts(data.parts, streaming=data.streaming)
     # A recipe with a tokenizer section gets settings for the default, joint byte pairs.
-    is_settled = bool(section_of(tree, "tokenizer")) or data.both_directions
+    is_settled = bool(section_of(tree, "tokenizer"))
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
     needed = "adamw" if given.get("weight_decay") else None

@@ -224,7 +224,7 @@ class Tuning:
         with folder_of_run(place), float32_products(optimization.mixed_precision):
             corpus = prepare_corpus(recipe, place / "tokenizer", accelerator)
             _check_same_validation(study, corpus.validation_pairs)
-            report = partial(_report, trial, corpus, recipe.data.both_directions)
+            report = partial(_report, trial, corpus)
             loop = TrainingLoop(recipe, corpus, accelerator, lambda progress, loss: report(progress.update, loss))
             write_text(place / "recipe.yaml", to_yaml(recipe))
             try:
@@ -333,10 +333,9 @@ def _check_same_validation(study: Any, pairs: Sequence[Mapping[str, Any]]) -> No
     study.set_user_attr(VALIDATION, checksum)
 
 
-def _report(trial: Any, corpus: Corpus, both_directions: bool, update: int, loss: float) -> None:
+def _report(trial: Any, corpus: Corpus, update: int, loss: float) -> None:
     """Report a loss per token to Optuna as loss per byte, and stop bad trials."""
-    sides = ("target", "source") if both_directions else ("target",)
-    size = sum(len(pair[side].encode()) for pair in corpus.validation_pairs for side in sides)
+    size = sum(len(pair["target"].encode()) for pair in corpus.validation_pairs)
     trial.report(loss * float(corpus.validation.target_lengths.sum()) / max(1, size), update)
     if trial.should_prune():
         raise optuna.TrialPruned

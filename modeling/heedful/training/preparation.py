@@ -18,7 +18,6 @@ from heedful.data.sources import sample
 from heedful.data.tokenization import TokenizerPair
 from heedful.data.tokenizer_training import TokenizerRecipe, train_tokenizers
 from heedful.files import written_folder
-from heedful.messages_heed import wrong
 from heedful.training.model_of_recipe import check_model
 from heedful.training.recipe import Recipe
 from heedful.training.recipe_file import to_yaml
@@ -30,15 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def named_tokenizers(where: str | None, both_directions: bool) -> TokenizerPair | None:
+def named_tokenizers(where: str | None) -> TokenizerPair | None:
     """Load the tokenizers of `tokenizer.path` or `model.start_from`, if the recipe names one."""
-    if where is None:
-        return None
-    given = TokenizerPair.from_pretrained(where)
-    if both_directions and not given.is_joint:
-        must = "hold one tokenizer for both sides if `data.both_directions` is true"
-        raise wrong("tokenizer.path` or `model.start_from", must, f"{where}, which holds two,")
-    return given
+    return None if where is None else TokenizerPair.from_pretrained(where)
 
 
 def kept_tokenizers(folder: Path, checkpoints: Path | None) -> tuple[TokenizerPair | None, Path | None]:
@@ -61,7 +54,7 @@ def earlier_tokenizers(recipe: Recipe) -> TokenizerPair | None:
     """Load the tokenizers that a run would begin with."""
     if recipe.given_tokenizer is None and recipe.resume:
         return kept_tokenizers(recipe.folder / "tokenizer", recipe.folder / "checkpoints")[0]
-    return named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
+    return named_tokenizers(recipe.given_tokenizer)
 
 
 def tokenizers_of(settings: TokenizerRecipe, data: DataRecipe, kept: Splits) -> TokenizerPair:
@@ -98,7 +91,7 @@ def corpus_of(recipe: Recipe, given: TokenizerPair | None, accelerator: Accelera
 def prepare_corpus(recipe: Recipe, folder: Path, accelerator: Accelerator | None = None) -> Corpus:
     """Return a run's corpus; its tokenizers are loaded from `folder`, or saved there."""
     is_main, checkpoint = accelerator is None or accelerator.is_main_process, None
-    given = named_tokenizers(recipe.given_tokenizer, recipe.data.both_directions)
+    given = named_tokenizers(recipe.given_tokenizer)
     if given is None:
         given, checkpoint = kept_tokenizers(folder, recipe.folder / "checkpoints" if recipe.resume else None)
     if given is not None and checkpoint is not None and is_main:

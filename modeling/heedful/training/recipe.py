@@ -230,13 +230,12 @@ class Recipe(Section):
         if self.allow_changes and not self.resume:
             raise ValueError("`allow_changes` must be false unless `resume` is true: only a resumed run can change.")
         data, tokenizer = self.data, self.tokenizer
-        has_parts, is_trained = data.mixture or data.denoise, self.given_tokenizer is None
+        has_parts = (data.mixture and not data.streaming) or data.denoise  # in a stream, parts take turns
         must = "be empty if `data.mixture` or `data.denoise` needs every part in the tokenizer"
         tokenizer.require(not has_parts or tokenizer.sentences is None, "sentences", must)
-        if is_trained:
+        if self.given_tokenizer is None:
             check_size("tokenizer.vocab_size", *tokenizer.sides[0], len(SPECIAL_TOKENS) + len(data.control_tokens))
-        must = "be true if `data.both_directions` or `data.denoise` is given"
-        tokenizer.require(tokenizer.joint or not (data.both_directions or data.denoise), "joint", must)
+        tokenizer.require(tokenizer.joint or not data.denoise, "joint", "be true if `data.denoise` is given")
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": data.streaming, "data.augmentation": noise}

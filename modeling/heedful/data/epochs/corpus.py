@@ -18,6 +18,7 @@ from heedful.data.epochs.draws import HELD_OUT, Augmentation, Denoising, Samplin
 from heedful.data.epochs.encoding import CHUNK, EncodedPairs, PairEncoder
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.epochs.terms import Terms
+from heedful.data.sources import numbers_of_parts
 from heedful.data.tokenization import TokenizerPair
 
 Pairs = Iterable[Mapping[str, str]]
@@ -149,16 +150,16 @@ def encode(
     heads = encoding.source_prefixes(data, tokenizers)
     encoder = PairEncoder(tokenizers, data.max_source_tokens, data.max_target_tokens, heads)
     denoising = Denoising(encoder, batching.seed) if data.denoise else None
-    pairs: Any = encoding.with_other_direction(kept.train) if data.both_directions else kept.train
-    held_out: Any = [*encoding.both_ways(kept.validation)] if data.both_directions else kept.validation
+    pairs: Any = kept.train
+    held_out: Any = kept.validation
     if denoising is not None:
-        pairs = pairs.select(np.flatnonzero(np.isin(encoding.numbers_of_parts(pairs), data.denoised)))
+        pairs = pairs.select(np.flatnonzero(np.isin(numbers_of_parts(pairs), data.denoised)))
         held_out = [{"source": pair["target"], "target": pair["target"], "part": 1} for pair in held_out]
     validation = EncodedPairs(PairEncoder(tokenizers, heads=heads).rows(held_out))
     training: StoredRows | StreamedRows
     if isinstance(kept.train, Sized):
         rows, parts, drawn, known = EncodedPairs(encoder.rows(pairs)), dict[str, int](), list[Draw](), None
-        numbers, fingerprint = encoding.numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
+        numbers, fingerprint = numbers_of_parts(pairs)[rows.numbers], rows.fingerprint()
         digests = np.unique(encoding.source_digests(pairs))
         if data.mixture or data.denoise:
             first = min(data.denoised, default=0)

@@ -12,7 +12,8 @@ import numpy as np
 import regex
 
 from heedful.data.data_recipe import MASK, AugmentationRules
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, numbers_of_parts, window_of
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, window_of
+from heedful.data.sources import numbers_of_parts
 from heedful.data.tokenization import SEPARATOR
 from heedful.messages_heed import wrong
 from heedful.symbols_heed import symbols_of

@@ -1,11 +1,11 @@
-"""Pairs as token ids, in one direction or both: compact in memory for a corpus, row by row for a stream."""
+"""Pairs as token ids: compact in memory for a corpus, row by row for a stream."""
 
 import hashlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from heedful.messages_heed import wrong
 from heedful.symbols_heed import UnknownSymbol, symbols_of, trimmed
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerFast
 
 SOURCES_FILE = "training_sources.bin"  # checksums, in the run's folder
@@ -122,29 +121,6 @@ def control_id(token: str, tokenizer: "PreTrainedTokenizerFast", key: str) -> in
         must = "be a special token that the tokenizer never makes from text"
         raise wrong(key, must, token, advice="remove `tokenizer.path` to train a tokenizer, or leave the key out")
     return int(id_)
-
-
-def both_ways(pairs: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield pairs in chunks; each chunk is followed by its first part's pairs in the other direction, as part 1."""
-    stream = iter(pairs)
-    while chunk := [{"part": 0, **pair} for pair in islice(stream, CHUNK)]:
-        yield from chunk
-        first = (pair for pair in chunk if pair["part"] == 0)
-        yield from ({**pair, "source": pair["target"], "target": pair["source"], "part": 1} for pair in first)
-
-
-def with_other_direction(pairs: "Dataset | IterableDataset") -> "Dataset | IterableDataset":
-    """Return the pairs of `both_ways`."""
-    from datasets import Dataset, IterableDataset
-
-    if isinstance(pairs, Dataset):
-        return Dataset.from_list([*both_ways(pairs)])
-    return cast("IterableDataset", IterableDataset.from_generator(both_ways, gen_kwargs={"pairs": pairs}))
-
-
-def numbers_of_parts(pairs: "Dataset") -> np.ndarray:
-    """Return each pair's part, `(pairs,)`."""
-    return np.array(pairs["part"][:], np.int64) if "part" in pairs.column_names else np.zeros(len(pairs), np.int64)
 
 
 def rows_of_parts(parts: Collection[str], numbers: np.ndarray) -> dict[str, int]:

@@ -15,8 +15,9 @@ import numpy as np
 
 from heedful.data.data_recipe import AugmentationRules
 from heedful.data.epochs.draws import Draws, drawn_numbers
-from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id, numbers_of_parts
+from heedful.data.epochs.encoding import EncodedPairs, PairEncoder, control_id
 from heedful.data.glossary import Mark, Word, with_marks, words_of
+from heedful.data.sources import numbers_of_parts
 from heedful.data.tokenization import MARKS
 from heedful.symbols_heed import trimmed
 

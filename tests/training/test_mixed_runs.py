@@ -166,6 +166,7 @@ WRONG = [
         for tag in ("unk", "2de", "b>t", "mask", "denoise", "extra_id_7")
     ],
     ({**MIXED, "data.validation": None, "data.source": "a,b"}, r"`data.validation` must be given if `data.mixture`"),
+    ({"data.both_directions": True}, r"`data.both_directions` is not a key .*did you mean `data.mixture`"),
     ({"data.augmentation": {"joined": 0.1}, "data.streaming": True}, r"`data.streaming` must be false"),
     ({"data.augmentation": {"typo": 0.1}}, r"`data.augmentation.typo` is not a key .* `data.augmentation.typos`"),
     ({"data.mixture": {"a": PART}, "tokenizer.sentences": 9}, r"`tokenizer.sentences` must be empty if"),

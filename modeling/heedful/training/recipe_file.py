@@ -313,7 +313,9 @@ def make_section(kind: type, tree: Any, prefix: str) -> Any:
     for name, value in _typed(dict, tree, prefix.rstrip("."), "a section with keys").items():
         key = f"{prefix}{name}"
         if name not in hints:
-            nearest = get_close_matches(str(name), hints, n=1, cutoff=0)
+            text = str(name)
+            meant = [entry.name for entry in fields(kind) if text.replace("_", " ") in entry.metadata["meaning"]]
+            nearest = [*get_close_matches(text, hints), *meant, *get_close_matches(text, hints, cutoff=0)]
             unknown = shortened(key).strip("'")
             raise ValueError(f"`{unknown}` is not a key of a recipe; did you mean `{prefix}{nearest[0]}`?")
         hint = hints[name]

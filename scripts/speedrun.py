@@ -10,7 +10,7 @@ docs/studies/speedrun.md. `--test` also scores the test sets. Set OMP_NUM_THREAD
 import json
 import time
 from itertools import count, islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from accelerate.utils import set_seed
@@ -28,11 +28,39 @@ from heedful.training.recipe_file import read_recipe
 from heedful.training.updates.model_size import operations_of_pairs
 from heedful.training.updates.schedule import learning_rate
 
-# Each race: its recipe, and the keys in which the race differs from it.
-RACES: dict[str, tuple[str, list[str]]] = {
-    "multi30k": ("multi30k-de-en", []),
-    "tatoeba": ("tatoeba-en-de", []),
-    "ko_en": ("ko-en", []),
+
+class Race(NamedTuple):
+    """A race: the validation score to reach, and the run that reached it fastest."""
+
+    metric: str
+    goal: float
+    recipe: str
+    keys: dict[str, Any]  # changes to the recipe
+
+
+SMALL: dict[str, Any] = {
+    "model.options.norm_placement": "pre",
+    "model.options.encoder_layers": 3,
+    "model.options.decoder_layers": 3,
+    "model.options.dropout": 0.1,
+    "optimization.optimizer": "muon",
+    "optimization.learning_rate": 0.004,
+    "optimization.embedding_learning_rate": 0.008,
+    "optimization.tokens_per_update": 4096,
+    "optimization.token_budget": None,
+    "optimization.r_drop": None,
+}
+
+
+def of_length(updates: int) -> dict[str, Any]:
+    """Return the keys of a small model's run; a tenth of the updates is the warm-up."""
+    return {**SMALL, "optimization.max_updates": updates, "optimization.warmup_updates": updates // 10}
+
+
+RACES = {
+    "multi30k": Race("bleu", 38.8, "multi30k-de-en", of_length(1400)),
+    "tatoeba": Race("bleu", 44.0, "tatoeba-en-de", of_length(3700)),
+    "ko_en": Race("chrf", 52.0, "ko-en", of_length(3450)),
 }
 
 
@@ -86,9 +114,10 @@ def main(
     test: Annotated[bool, typer.Option(help="Score the test sets too.")] = False,
 ):
     """Run a race and print a line of JSON."""
-    recipe_name, keys = RACES[name]
-    recipe = read_recipe(recipe_name, [f"data.folder={folder}", *keys, *(changes or [])])
-    print(json.dumps({"race": name, "changes": changes or [], **race(recipe, test)}))
+    metric, goal, recipe_name, keys = RACES[name]
+    own = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+    found = race(read_recipe(recipe_name, [f"data.folder={folder}", *own, *(changes or [])]), test)
+    print(json.dumps({"race": name, "changes": changes or [], **found, "won": found["validation"][metric] >= goal}))
 
 
 if __name__ == "__main__":

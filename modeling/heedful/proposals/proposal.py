@@ -120,22 +120,17 @@ def propose(
     vocabulary = round(min(largest, max(500 if data.words is None else 300, enough)), -2)
     # Tokens per pair; larger vocabularies have longer ones.
     tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
-    # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
-    width = 128 + 32 * int(min(4, max(0, 2 * math.log2(data.pairs / 5000))))
-    layers, updates_tokens = (2, 2048) if width < 192 else (3, 4096 if width < 256 else 6144)
-    if data.pairs >= 300_000 and machine.has_gpu:
-        layers, width, updates_tokens = 6, 512, 25_000
+    layers, width, updates_tokens, passes = _sizes(data.pairs, machine)
     updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # at least eight pairs
     epoch = data.pairs * tokens / updates_tokens  # updates
-    passes = 30 if data.pairs < 10_000 else 20 if data.pairs < 100_000 else 8
     fewest = 600 if data.algorithms[1] == "bpe" else 1500  # 600 updates learn much less with letters
-    updates = int(min(100_000 if machine.has_gpu else 6_000, max(fewest, passes * epoch)))
+    updates = int(min(100_000 if machine.has_gpu else 10_000, max(fewest, passes * epoch)))
     # Two operations per weight and token forward, four backward; attention and softmax double them.
     weights = layers * (28 * width**2 + 4 * width * tokens + SMALL_OPERATIONS)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
     speed = GPU_SPEED if machine.has_gpu else machine.core_speed * machine.cores
     # Muon: 15 products for each of 12 square matrices, 45 for 4 wide ones, at half the speed.
-    optimizer = optimizer or ("adam" if machine.has_gpu or data.pairs < 10_000 else "muon")
+    optimizer = optimizer or ("adam" if machine.has_gpu else "muon")
     minutes = updates * (updates_tokens * 6 * weights + (optimizer == "muon") * 1440 * layers * width**3) / speed / 60
     # Most byte pairs per byte in any script: 0.74 measured with 700 tokens, 0.62 with 2,300.
     shares = [min(1.0, 0.45 + 400 / vocabulary) if algorithm == "bpe" else 1.0 for algorithm in data.algorithms]
@@ -167,6 +162,18 @@ def propose(
         "decoding.max_length": longest_tokens,
     }
     return settings, minutes
+
+
+def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
+    """Return layers, width, tokens of an update, and passes over the pairs, more over fewer pairs."""
+    if not machine.has_gpu:  # see docs/studies/speedrun.md
+        return 2 if pairs < 10_000 else 3, 128, 2048, 46 if pairs < 5000 else 2.7 + 216_500 / pairs
+    if pairs >= 300_000:
+        return 6, 512, 25_000, 8
+    # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
+    width = 128 + 32 * int(min(4, max(0, 2 * math.log2(pairs / 5000))))
+    layers, tokens = (2, 2048) if width < 192 else (3, 4096 if width < 256 else 6144)
+    return layers, width, tokens, 30 if pairs < 10_000 else 20 if pairs < 100_000 else 8
 
 
 def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ FEW = {"dropout": [0.1, 0.4], "learning_rate": [0.003, 0.0001]}
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
-    return tiny_recipe(tmp_path_factory.mktemp("run") / "run", {"validation.every_updates": 2, "seed": 3})
+    return tiny_recipe(tmp_path_factory.mktemp("run") / "run", {"validation.every_updates": 2, "seed": 1})
 
 
 @pytest.fixture(scope="module")

@@ -146,7 +146,7 @@ def propose(
         **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
         "optimization.optimizer": optimizer,
-        **_rates(optimizer, schedule, width, warmup),
+        **_rates(optimizer, schedule, width, warmup, machine.has_gpu),
         "optimization.warmup_updates": warmup,
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),
@@ -176,14 +176,15 @@ def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
     return layers, width, tokens, 30 if pairs < 10_000 else 20 if pairs < 100_000 else 8
 
 
-def _rates(optimizer: str, schedule: str | None, width: int, warmup: int) -> dict[str, Any]:
-    is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
-    rates = {"learning_rate": 0.384}
+def _rates(optimizer: str, schedule: str | None, width: int, warmup: int, has_gpu: bool) -> dict[str, Any]:
+    # On CPUs, a user chose another optimizer than Muon, or a model, perhaps a wider one.
+    rates = {"learning_rate": 0.384 / width if has_gpu else 0.002}
     if optimizer == "muon":
-        rates = {"learning_rate": 0.512, "embedding_learning_rate": 1.024}
+        rates = {"learning_rate": 0.512 / width, "embedding_learning_rate": 1.024 / width}
+    is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
     factor = (width * warmup) ** 0.5 if is_factor else 1.0
-    return settings | {f"optimization.{name}": round(rate / width * factor, 4) for name, rate in rates.items()}
+    return settings | {f"optimization.{name}": round(rate * factor, 4) for name, rate in rates.items()}
 
 
 def _tokenizer(algorithms: tuple[Algorithm, Algorithm], vocabulary: int) -> dict[str, Any]:

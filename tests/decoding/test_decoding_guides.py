@@ -113,7 +113,6 @@ def test_the_python_of_the_guide_runs_and_keeps_its_promises(folders, capsys):
     tokenizer, translate = names["tokenizer"], names["translate"]
     for text in translate(names["forced"], num_beams=4, max_new_tokens=16):
         assert " woman" in text or " lady" in text
-    assert " woman" in translate(names["own"], num_beams=4, max_new_tokens=16)[0]
     assert names["prepared"].kernel in printed
     woman = names["woman"]
     assert tokenizer.decode(woman) == " woman"

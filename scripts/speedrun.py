@@ -30,7 +30,7 @@ from heedful.training.updates.schedule import learning_rate
 
 
 class Race(NamedTuple):
-    """A race: the validation score to reach, and the run that reached it fastest."""
+    """A race: the validation score to reach, and the best run so far."""
 
     metric: str
     goal: float

@@ -42,6 +42,8 @@ SMALL: dict[str, Any] = {
     "model.options.norm_placement": "pre",
     "model.options.encoder_layers": 3,
     "model.options.decoder_layers": 3,
+    "model.options.encoder_attention_heads": 4,
+    "model.options.decoder_attention_heads": 4,
     "model.options.dropout": 0.1,
     "optimization.optimizer": "muon",
     "optimization.learning_rate": 0.004,

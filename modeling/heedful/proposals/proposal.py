@@ -167,7 +167,7 @@ def propose(
 def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
     """Return layers, width, tokens of an update, and passes over the pairs, more over fewer pairs."""
     if not machine.has_gpu:  # see docs/studies/speedrun.md
-        return 2 if pairs < 10_000 else 3, 128, 2048, 46 if pairs < 5000 else 2.7 + 216_500 / pairs
+        return 2 if pairs < 10_000 else 3, 128, 2048, min(46, max(2.7, 250_000 / pairs))
     if pairs >= 300_000:
         return 6, 512, 25_000, 8
     # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.

@@ -24,7 +24,7 @@ LOOKED_AT = 100_000  # pairs to measure lengths of
 # Floating-point operations per second for training small models: on a core with bfloat16 instructions, on others by
 # their registers, and on a GPU.
 BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
-SMALL_OPERATIONS = 8e5  # of a layer and token, as many as these weights take
+SMALL_OPERATIONS = 8e5  # a layer's norms, softmax and the like cost as much as this many weights
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # symbols are fewer, shorter on average, or all in capitals
@@ -105,8 +105,8 @@ def _are_symbols(words: Sequence[str]) -> bool:
 
 def this_machine(device: str = "auto") -> Machine:
     """Return this process' machine, without a GPU if the recipe excludes it."""
-    speed = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
-    speed = BFLOAT16_CORES if processor_heed.has_bfloat16() else speed
+    by_registers = CORE_SPEEDS.get(processor_heed.registers(), OTHER_CORES)
+    speed = BFLOAT16_CORES if processor_heed.has_bfloat16() else by_registers
     return Machine(processor_heed.usable_cores(), device != "cpu" and torch.cuda.is_available(), speed)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class DataFacts:
     longest: tuple[int, int]  # source and target, in bytes, words or characters, without outliers
     algorithms: tuple[Algorithm, Algorithm] = ("bpe", "bpe")  # for source and target
     pair_units: float = 0.0  # mean words or characters, for other sides
-    words: int | None = None  # different words with five occurrences; `None` without spaces
+    words: int | None = None  # different words that occur twice; `None` without spaces
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def survey(
         totals[is_bytes] += sum(lengths)
         longest.append(min(lengths[-1], 2 * lengths[len(read) * 99 // 100]))
     means = totals[True] / len(read), totals[False] / len(read)
-    counts = Counter(word for pair in read for text in pair for word in text.split())
-    words = None if any(map(is_unspaced, zip(*read, strict=True))) else sum(uses >= 5 for uses in counts.values())
+    counts = Counter(word for pair in read for text in pair for word in re.findall(r"\w+", text))
+    words = None if any(map(is_unspaced, zip(*read, strict=True))) else sum(uses >= 2 for uses in counts.values())
     return DataFacts(count, means[0], (longest[0], longest[1]), algorithms, means[1], words)
 
 
@@ -115,8 +116,9 @@ def propose(
 ) -> tuple[dict[str, Any], float]:
     """Choose settings by dotted key, and estimate the minutes. Fewer pairs get a smaller model and more dropout."""
     largest = 32_000 if machine.has_gpu else 8_000
-    # One token per frequent word is enough.
-    enough = 33 * data.pairs**0.5 if data.words is None else min(33 * data.pairs**0.5, 260 + data.words)
+    # See docs/studies/speedrun.md; one token per word is enough.
+    enough = max(min(8000, 66 * data.pairs**0.5), 33 * data.pairs**0.5)
+    enough = enough if data.words is None else min(enough, 260 + data.words)
     vocabulary = round(min(largest, max(500 if data.words is None else 300, enough)), -2)
     # Tokens per pair; larger vocabularies have longer ones.
     tokens = max(4.0, data.pair_units + data.pair_bytes / (2.4 + vocabulary / 8000))
@@ -138,7 +140,7 @@ def propose(
     longest_tokens = max(40, most[1])
     sizes = {"layers": layers, "attention_heads": width // 32, "ffn_dim": 4 * width}
     sizes = {f"{side}_{name}": size for name, size in sizes.items() for side in ("encoder", "decoder")}
-    dropout = 0.3 if data.pairs < 10_000 else 0.2 if data.pairs < 100_000 else 0.1
+    dropout = 0.3 if passes >= 30 else 0.2 if passes >= 12 else 0.1 if passes >= 4 else 0.0
     every = warmup = max(1, updates // 10)
     settings = {
         "data.max_source_tokens": max(LEAST_LIMIT, most[0]),
@@ -146,7 +148,7 @@ def propose(
         **_tokenizer(data.algorithms, int(vocabulary)),
         "model.options": {"d_model": width, **sizes, "norm_placement": "pre", "dropout": dropout},
         "optimization.optimizer": optimizer,
-        **_rates(optimizer, schedule, width, warmup, machine.has_gpu),
+        **_rates(optimizer, schedule, width, warmup, machine.has_gpu, passes),
         "optimization.warmup_updates": warmup,
         "optimization.max_updates": updates,
         "optimization.max_minutes": float(max(10, round(3 * minutes))),
@@ -155,6 +157,8 @@ def propose(
         "validation.every_updates": every,
         "validation.sentences": 100,
         "validation.max_new_tokens": longest_tokens,
+        # On few sentences the loss soon rises, and translations go on getting better.
+        "validation.select": "chrf" if data.algorithms[1] == "bpe" else "loss",
         "checkpoints.every_updates": every,
         "checkpoints.keep_last": 1,
         "checkpoints.publish": "best",
@@ -167,7 +171,7 @@ def propose(
 def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
     """Return layers, width, tokens of an update, and passes over the pairs, more over fewer pairs."""
     if not machine.has_gpu:  # see docs/studies/speedrun.md
-        return 2 if pairs < 10_000 else 3, 128, 2048, min(46, max(2.7, 250_000 / pairs))
+        return 2 if pairs < 200_000 else 3, 128, 2048, min(64, max(2.7, 320_000 / pairs))
     if pairs >= 300_000:
         return 6, 512, 25_000, 8
     # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
@@ -176,11 +180,14 @@ def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
     return layers, width, tokens, 30 if pairs < 10_000 else 20 if pairs < 100_000 else 8
 
 
-def _rates(optimizer: str, schedule: str | None, width: int, warmup: int, has_gpu: bool) -> dict[str, Any]:
+def _rates(
+    optimizer: str, schedule: str | None, width: int, warmup: int, has_gpu: bool, passes: float
+) -> dict[str, Any]:
     # On CPUs, a user chose another optimizer than Muon, or a model, perhaps a wider one.
     rates = {"learning_rate": 0.384 / width if has_gpu else 0.002}
     if optimizer == "muon":
-        rates = {"learning_rate": 0.512 / width, "embedding_learning_rate": 1.024 / width}
+        rate = (0.512 if passes >= 30 else 0.768) / width
+        rates = {"learning_rate": rate, "embedding_learning_rate": 2 * rate}
     is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
     factor = (width * warmup) ** 0.5 if is_factor else 1.0
@@ -228,6 +235,7 @@ def with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> tuple[di
         section, _, last = key.partition(".")
         given = section_of(tree, section)
         is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
+        is_decided = is_decided or (key == "validation.select" and given.get("sentences") == 0)  # no scores
         if last not in given and not is_decided:
             completed[section] = section_of(completed, section) | {last: value}
             chosen.append(f"{key}: {value}")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine, with_settings
+from heedful.proposals.proposal import DataFacts, Machine, propose, survey, this_machine
 from heedful_lab.korean_english.pairs import korean_english_pairs
 from tiny_runs import tiny_recipe
 
@@ -77,10 +77,12 @@ def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores_and_the_time
     assert max(after / before for before, after in pairwise(minutes)) < 2
 
 
-def test_the_loss_selects_if_nothing_is_translated():
-    settings = {"validation.select": "chrf", "validation.sentences": 100}
-    assert with_settings({"validation": {"sentences": 0}}, settings)[0] == {"validation": {"sentences": 0}}
-    assert with_settings({}, settings)[0] == {"validation": {"select": "chrf", "sentences": 100}}
+def test_the_last_translations_are_published_if_the_rate_falls_to_0():
+    published = [
+        propose(DataFacts(5000, 90.0, (100, 100), (kind, kind)), LAPTOP, None, schedule)[0]["checkpoints.publish"]
+        for kind, schedule in (("bpe", "linear"), ("bpe", "constant"), ("word", "linear"))
+    ]
+    assert published == ["last", "best", "best"]
 
 
 def test_a_run_is_validated_and_saved_and_its_schedule_ends_with_it():

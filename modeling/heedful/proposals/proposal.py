@@ -157,11 +157,10 @@ def propose(
         "validation.every_updates": every,
         "validation.sentences": 100,
         "validation.max_new_tokens": longest_tokens,
-        # On few sentences the loss soon rises, and translations go on getting better.
-        "validation.select": "chrf" if data.algorithms[1] == "bpe" else "loss",
         "checkpoints.every_updates": every,
         "checkpoints.keep_last": 1,
-        "checkpoints.publish": "best",
+        # On few pairs the loss soon rises, and translations get better until the rate is 0.
+        "checkpoints.publish": "last" if data.algorithms[1] == "bpe" and schedule == "linear" else "best",
         "decoding.num_beams": 4,
         "decoding.max_length": longest_tokens,
     }
@@ -235,7 +234,6 @@ def with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> tuple[di
         section, _, last = key.partition(".")
         given = section_of(tree, section)
         is_decided = (key == "tokenizer.vocab_size" and given.get("path")) or (section == "model" and given)
-        is_decided = is_decided or (key == "validation.select" and given.get("sentences") == 0)  # no scores
         if last not in given and not is_decided:
             completed[section] = section_of(completed, section) | {last: value}
             chosen.append(f"{key}: {value}")

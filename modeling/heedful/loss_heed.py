@@ -16,7 +16,8 @@ from .configuration_base_heed import IGNORED_LABEL
 from .fast_paths_heed import computing_dtype, is_eager, linear
 from .messages_heed import wrong
 
-TOKENS_AT_ONCE, IN_BFLOAT16 = 256, 1024  # whose logits `OutputLoss` holds at once on the CPU: the fastest numbers
+# Tokens whose logits `OutputLoss` holds at once on the CPU, in float32 and bfloat16: the fastest numbers.
+TOKENS_AT_ONCE, BFLOAT16_TOKENS_AT_ONCE = 256, 1024
 LOGITS_ON_GPU = 2**27  # held at once on a GPU, where a small operation takes as long as a large one
 MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix, whose gradients are added at once
 LOGITS_AT_ONCE = 2**18  # whose softmax is computed at once on the CPU, to fit its cache
@@ -66,7 +67,7 @@ class OutputLoss(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         with torch.autocast(states.device.type, enabled=False):  # the dtypes are chosen here
             predicted = places.view(1 if objective is None else objective.passes, -1)
-            at_once = IN_BFLOAT16 if dtype == torch.bfloat16 else TOKENS_AT_ONCE
+            at_once = BFLOAT16_TOKENS_AT_ONCE if dtype == torch.bfloat16 else TOKENS_AT_ONCE
             if states.device.type != "cpu":
                 at_once = max(TOKENS_AT_ONCE, LOGITS_ON_GPU // len(weight))
             for rows in predicted.split(at_once // len(predicted), dim=1) if predicted.numel() else ():

@@ -143,6 +143,7 @@ def test_facts_are_those_of_the_texts_and_the_machine(monkeypatch):
     # The words that come twice are 가가 and ab.
     facts = DataFacts(90, (89 * 13 + 503) / 90, (500, 7), ("bpe", "bpe"), 0.0, 2)
     assert survey(pairs, algorithms=("bpe", "bpe")) == facts
+    assert survey([{"source": "हिन्दी में", "target": "in Hindi!"}] * 2, algorithms=("bpe", "bpe")).words == 4
     facts = survey(pairs, 5000, ("character", "bpe"))
     assert facts == DataFacts(5000, (89 * 7 + 3) / 90, (500, 7), ("character", "bpe"), (89 * 2 + 500) / 90, 2)
     # One that is far longer than the others sets no limit.

@@ -351,6 +351,8 @@ def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(t
     assert found("schedule=paper", "optimizer=adam") == ("adam", None, 0.002)
     assert found("schedule=paper") == ("muon", 2.8021, 0.006)  # both are factors
     assert found("weight_decay=0.1")[0] == "adamw"
+    for own, published in (("seed=1", "last"), ("validation.patience=3", "best"), ("validation.select=bleu", "best")):
+        assert read_recipe(written(tmp_path, SHORT), [own], complete).checkpoints.publish == published
     path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
     assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"
 

@@ -26,6 +26,7 @@ LOOKED_AT = 100_000  # pairs to measure lengths of
 # their registers, and on a GPU.
 BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
 SMALL_OPERATIONS = 8e5  # a layer's norms, softmax and the like cost as much as this many weights
+WORD = re.compile(r"[^\s!-/:-@[-`{-~]+")  # without ASCII punctuation; `\w` would split at Hindi's vowel signs
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
 MOST_SYMBOLS, SYMBOL_USES = 200, 10
 FEW_SYMBOLS, SYMBOL_BYTES = 20, 4  # symbols are fewer, shorter on average, or all in capitals
@@ -72,7 +73,7 @@ def survey(
         totals[is_bytes] += sum(lengths)
         longest.append(min(lengths[-1], 2 * lengths[len(read) * 99 // 100]))
     means = totals[True] / len(read), totals[False] / len(read)
-    counts = Counter(word for pair in read for text in pair for word in re.findall(r"\w+", text))
+    counts = Counter(word for pair in read for text in pair for word in WORD.findall(text))
     words = None if any(map(is_unspaced, zip(*read, strict=True))) else sum(uses >= 2 for uses in counts.values())
     return DataFacts(count, means[0], (longest[0], longest[1]), algorithms, means[1], words)
 
@@ -159,7 +160,7 @@ def propose(
         "validation.max_new_tokens": longest_tokens,
         "checkpoints.every_updates": every,
         "checkpoints.keep_last": 1,
-        # On few pairs the loss soon rises, and translations get better until the rate is 0.
+        # With few pairs the validation loss soon rises, but translations improve until the rate is 0.
         "checkpoints.publish": "last" if data.algorithms[1] == "bpe" and schedule == "linear" else "best",
         "decoding.num_beams": 4,
         "decoding.max_length": longest_tokens,
@@ -221,6 +222,8 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
     own = given.get("optimizer", cautious), given.get("schedule", "linear")
     settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)
+    if {"select", "patience"} & section_of(tree, "validation").keys():
+        settings["checkpoints.publish"] = "best"  # the last weights would ignore the user's choice
     completed, chosen = with_settings({"name": name} | tree, settings)
     message = "Settings that the recipe leaves open, chosen for the data and this machine (about %.1f min):\n  %s"
     logger.info(message, minutes, "\n  ".join(chosen))

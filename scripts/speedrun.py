@@ -39,7 +39,7 @@ class Race(NamedTuple):
 
 
 def small_model(width: int, layers: int, dropout: float, updates: int) -> dict[str, Any]:
-    """Return the keys of a small model's run; narrower models learn faster."""
+    """Return the keys of a small model's run; a narrower model has higher rates."""
     sizes = {"layers": layers, "attention_heads": 4, "ffn_dim": 4 * width}
     rate = {128: 0.006, 192: 0.0045, 256: 0.004}[width]
     return {

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 
 from heedful import attention_maps
+from heedful.attention import measures
 from heedful.attention.maps import AttentionMaps
-from heedful.attention.measures import (
-    GoldAlignment,
-    alignment_errors,
-    attention_entropy,
-    attention_rollout,
-    read_gold_alignments,
-    word_alignment,
-    word_attention,
-    write_links,
-)
+from heedful.attention.measures import attention_entropy, attention_rollout, word_alignment, word_attention
 from heedful.data.labels import Words
 from helpers import assert_error, assert_refused
 
@@ -83,7 +75,7 @@ def test_pieces_count_for_their_word_and_a_word_without_tokens_keeps_the_others_
     maps = maps_of((0, 1, 1, None), (0, 1, 1, None), cross=[[weights]])
     assert maps.map().weights[0].argmax() == 0
     assert word_alignment(maps) == [(1, 0), (0, 1)]
-    assert write_links(word_alignment(maps)) == "0-1 1-0"
+    assert measures.write_links(word_alignment(maps)) == "0-1 1-0"
     assert word_alignment(maps_of((0, 2), (1, 2), cross=[[[[1, 0], [0, 1]]]])) == [(0, 1), (2, 2)]
     assert word_alignment(maps_of((None,), (0,), cross=[[[[1]]]])) == []
     maps = maps_of(encoder=ENCODER)
@@ -92,40 +84,41 @@ def test_pieces_count_for_their_word_and_a_word_without_tokens_keeps_the_others_
 
 def test_the_alignment_error_rate_is_that_of_its_formula():
     # A∩S = {0-0}, A∩P = {0-0, 2-1}, |A| = 3, |S| = 2: AER = 1 − (1 + 2) / (3 + 2)
-    gold = GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
-    found = alignment_errors([[(0, 0), (2, 1), (2, 2)]], [gold])
+    gold = measures.GoldAlignment(frozenset({(0, 0), (1, 1)}), frozenset({(0, 0), (1, 1), (2, 1)}))
+    found = measures.alignment_errors([[(0, 0), (2, 1), (2, 2)]], [gold])
     assert found.error_rate == pytest.approx(0.4)
     assert (found.precision, found.recall, found.links) == (pytest.approx(2 / 3), pytest.approx(1 / 2), 3)
     # Sure links are possible without being given twice.
-    gold = GoldAlignment(frozenset({(0, 0)}), frozenset({(1, 1)}))
-    assert alignment_errors([[(0, 0), (1, 1)]], [gold]) == (0, 1, 1, 2)
+    gold = measures.GoldAlignment(frozenset({(0, 0)}), frozenset({(1, 1)}))
+    assert measures.alignment_errors([[(0, 0), (1, 1)]], [gold]) == (0, 1, 1, 2)
     # Sentences are counted together and not averaged: one link of one is right, and one of three.
     # 1 − (2 + 2) / (4 + 4), where the mean would be (0 + 2/3) / 2.
-    right = GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))
-    other = GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)}), frozenset({(0, 0), (1, 1), (2, 2)}))
-    assert alignment_errors([[(0, 0)], [(0, 0), (1, 2), (2, 1)]], [right, other]).error_rate == pytest.approx(0.5)
+    right = measures.GoldAlignment(frozenset({(0, 0)}), frozenset({(0, 0)}))
+    other = measures.GoldAlignment(frozenset({(0, 0), (1, 1), (2, 2)}), frozenset({(0, 0), (1, 1), (2, 2)}))
+    found = measures.alignment_errors([[(0, 0)], [(0, 0), (1, 2), (2, 1)]], [right, other])
+    assert found.error_rate == pytest.approx(0.5)
 
 
 def test_gold_alignments_are_read_with_sure_and_possible_links_and_what_is_none_is_named(tmp_path):
     path = tmp_path / "gold.txt"
     path.write_text("0-0 1?1 2p2\n\n3-4\n", encoding="utf-8")
     pair, short = ("a b c d", "a b c d e"), ("네. 응.", None)
-    first, second, third = read_gold_alignments(path, [pair] * 3)
+    first, second, third = measures.read_gold_alignments(path, [pair] * 3)
     assert first == (frozenset({(0, 0)}), frozenset({(0, 0), (1, 1), (2, 2)}))
     assert second == (frozenset(), frozenset())
     assert third.sure == {(3, 4)}
     path.write_bytes("\ufeff0-0\r\n1-1\r\n".encode())
-    assert [given.sure for given in read_gold_alignments(path, [pair, short])] == [{(0, 0)}, {(1, 1)}]
+    assert [given.sure for given in measures.read_gold_alignments(path, [pair, short])] == [{(0, 0)}, {(1, 1)}]
     path = tmp_path / "gold.txt"
     for word in ("0", "0–1", "a-b", "0-1-2", "-1-0"):
         path.write_text(f"0-0\n1-1 {word}\n", encoding="utf-8")
-        assert_error(f"but is '{word}' instead, in line 2", read_gold_alignments, path, [pair] * 2)
+        assert_error(f"but is '{word}' instead, in line 2", measures.read_gold_alignments, path, [pair] * 2)
     path.write_bytes("0–0".encode("utf-16"))
     files = [(path, r"must be a text file in UTF-8, but .*gold\.txt is not"), (tmp_path, "is a folder")]
     files.append((tmp_path / "nothing", "does not exist"))
-    assert_refused(files, lambda path: read_gold_alignments(path, [pair]), (ValueError, FileNotFoundError))
-    none = GoldAlignment(frozenset(), frozenset())
-    assert_error("neither it nor the alignments have any", alignment_errors, [[]], [none])
+    assert_refused(files, lambda path: measures.read_gold_alignments(path, [pair]), (ValueError, FileNotFoundError))
+    none = measures.GoldAlignment(frozenset(), frozenset())
+    assert_error("neither it nor the alignments have any", measures.alignment_errors, [[]], [none])
 
 
 WORDS = Words(["고양이가", "잔다.", "</s>"], [0, 0, 1, 2]), Words(["The", "cat", "</s>"], [0, 1, 1, 2])

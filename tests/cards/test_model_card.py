@@ -15,17 +15,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from card_facts import FACTS, PREDICTIONS, REFERENCES, RUN, SCORES, card_facts
 from guides import assert_named, python_of
+from heedful.cards import model_card
 from heedful.cards.hub import check_folder, files_to_push, read_card
-from heedful.cards.model_card import (
-    CardFacts,
-    card_metadata,
-    code,
-    render,
-    render_model_card,
-    with_repository,
-    write_finetuned_card,
-    write_model_card,
-)
+from heedful.cards.model_card import CardFacts, card_metadata, code, render, render_model_card, write_model_card
 from heedful.conversion.model_conversion import Conversion, write_card
 from heedful.evaluation.metrics import METRICS, score_translations, scores_table
 from heedful.files import private
@@ -256,9 +248,9 @@ def test_the_code_in_the_card_runs(tmp_path, capsys, options, language, count):
     saved_model(tmp_path, PAIRS, language, **{"vocab_size": 264, **layers, **options})
     joint, example = options.get("joint", True), {"source": "고양이가 잔다.", "language": language}
     card = card_of(joint_vocabulary=joint, example=example)
-    moved = with_repository(card, str(tmp_path))
+    moved = model_card.with_repository(card, str(tmp_path))
     assert f"repository = {json.dumps(str(tmp_path))}" in moved
-    assert with_repository(moved, "heed-tiny-ko-en") == card
+    assert model_card.with_repository(moved, "heed-tiny-ko-en") == card
     blocks, names = python_of(moved), {}
     assert len(blocks) == count
     for block in blocks:  # a folder has no revisions; the guide of publishing runs them as they are
@@ -362,9 +354,7 @@ def test_scores_are_those_that_were_measured(command, folder, tmp_path):
     assert_named(command, [(wrong, "`scores['other']` must have `count`")])
 
 
-def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_model_is_not_read(
-    command, folder, tmp_path
-):
+def test_a_card_is_replaced_only_when_asked_and_that_of_the_base_model_is_not_read(command, folder, tmp_path):
     (folder / "README.md").write_text("Mine.", encoding="utf-8")
     assert_named(command, [([*TOLD, *LANGUAGES], "has README.md; `--overwrite` replaces it.")])
     assert (folder / "README.md").read_text(encoding="utf-8") == "Mine."
@@ -374,7 +364,7 @@ def test_a_card_that_is_there_is_replaced_only_when_asked_and_that_of_the_base_m
     base.mkdir()
     write_model_card(base, card_facts(license="cc-by-nc-4.0"))
     told = {"license": "mit", "datasets": ["mine.tsv"], "source_language": "ko", "target_language": "en"}
-    path = write_finetuned_card(folder, base_model=str(base), overwrite=True, **told)
+    path = model_card.write_finetuned_card(folder, base_model=str(base), overwrite=True, **told)
     text = path.read_text(encoding="utf-8")
     assert "cc-by-nc" not in text
     assert str(tmp_path) not in text

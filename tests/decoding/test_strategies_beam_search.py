@@ -8,23 +8,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import helpers
 import plain_strategies as plain
 from heedful import BeamSearch
 from heedful.decoding.strategies.steps import average
 from heedful.versions_heed import CACHE, cache_of
-from helpers import (
-    ENDS,
-    PAD,
-    START,
-    VARIANTS,
-    assert_error,
-    assert_near,
-    assert_refused,
-    each_once,
-    padded,
-    sentences,
-    tiny_model,
-)
+from helpers import ENDS, START, assert_error, assert_near, assert_refused, each_once, padded, sentences, tiny_model
 from plain_strategies import KINDS, LENGTHS, LIMIT, assert_same, contains, cut, decode, gnmt, model_of, unmet
 
 SETTINGS = {
@@ -54,7 +43,7 @@ def each_alone(models, rows, averaged=None, **options):
     ("variant", "setting"), each_once(["default", "grouped", "neighbourhoods"], SETTINGS, ["default"])
 )
 def test_without_options_it_is_the_beam_search_of_transformers(variant, setting):
-    model, (ids, mask) = tiny_model(**VARIANTS[variant]), padded(sentences(*LENGTHS))
+    model, (ids, mask) = tiny_model(**helpers.VARIANTS[variant]), padded(sentences(*LENGTHS))
     options = SETTINGS[setting] | {"attention_mask": mask, "do_sample": False, "max_length": 13}
     options |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     options |= {"output_attentions": True, "output_hidden_states": True}
@@ -88,7 +77,7 @@ def test_one_beam_is_greedy_search_and_finished_rows_are_filled_with_padding():
     assert torch.equal(model.generate(ids, custom_generate=BeamSearch(), **options), greedy)
     for beams in (1, 4):
         rows = model.generate(ids, attention_mask=mask, max_length=13, num_beams=beams, custom_generate=BeamSearch())
-        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {PAD}
+        assert {token for row in rows.tolist() for token in row[len(cut(row)) :]} == {helpers.PAD}
 
 
 @pytest.mark.parametrize(("kind", "cached"), [("heed", False), *((kind, True) for kind in KINDS)])
@@ -160,9 +149,8 @@ def test_prompts_embeddings_encoder_outputs_and_stopping_criteria_are_taken_as_g
         lambda: {"encoder_outputs": model.get_encoder()(ids, attention_mask=mask)},
     ):
         options = both | {"decoder_input_ids": torch.tensor([[START, 30, 31]] * 3), "max_new_tokens": 6}
-        theirs, ours = (
-            model.generate(**source(), **options, **strategy) for strategy in ({}, {"custom_generate": BeamSearch()})
-        )
+        theirs = model.generate(**source(), **options)
+        ours = model.generate(**source(), **options, custom_generate=BeamSearch())
         assert [cut(row) for row in ours.tolist()] == [cut(row) for row in theirs.tolist()]
     options = both | {"max_length": 12, "stopping_criteria": [lambda tokens, scores, **_: tokens[:, -1] % 3 == 0]}
     theirs, ours = model.generate(ids, **options), model.generate(ids, custom_generate=BeamSearch(), **options)
@@ -185,11 +173,9 @@ REFUSED = {
 
 
 def test_settings_that_cannot_be_combined_are_refused_by_name():
-    model, ids, usual = tiny_model(), torch.tensor([[20, 21]]), {"num_beams": 4, "max_new_tokens": 5}
+    model, ids, base = tiny_model(), torch.tensor([[20, 21]]), {"num_beams": 4, "max_new_tokens": 5}
     cases = [(given, message) for message, given in REFUSED.items()]
-    assert_refused(
-        cases, lambda given: model.generate(ids, custom_generate=BeamSearch(**given[0]), **usual | given[1])
-    )
+    assert_refused(cases, lambda given: model.generate(ids, custom_generate=BeamSearch(**given[0]), **base | given[1]))
 
 
 def test_models_and_inputs_that_the_search_cannot_take_are_refused():

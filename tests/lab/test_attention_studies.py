@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 from heedful.attention.recording import record_weights
 from heedful.data.epochs.encoding import EncodedPairs
 from heedful.data.epochs.micro_batches import collate
-from heedful_lab.studies.attention import dilution, homonyms, masking, scaling
+from heedful_lab.studies.attention import dilution, homonyms, masking, scaling, single_heads
 from heedful_lab.studies.attention.homonyms import WORDS, sentences, separation, split_meanings
-from heedful_lab.studies.attention.single_heads import (
-    attention_modules,
-    head_importance,
-    heads_of,
-    look_of,
-    without_heads,
-)
+from heedful_lab.studies.attention.single_heads import attention_modules, head_importance, look_of
 from heedful_lab.studies.measures import Head
 from helpers import sentences as random_tokens
 from helpers import tiny_model
@@ -171,7 +165,7 @@ def test_a_head_that_is_left_out_adds_nothing_is_of_no_importance_and_the_others
     hook = module.out_proj.register_forward_pre_hook(silence)
     expected = loss_of(uneven, row)
     hook.remove()
-    pruned = without_heads(uneven, [head])
+    pruned = single_heads.without_heads(uneven, [head])
     assert loss_of(pruned, row) == pytest.approx(expected, rel=1e-6)
     assert head_importance(pruned, rows)[head] == 0
     assert loss_of(uneven, row) != pytest.approx(expected, rel=1e-4)
@@ -182,7 +176,7 @@ def test_importance_is_the_derivative_of_the_loss_by_the_head_and_leaves_the_mod
     rows = some_rows(5, 8, 6)
     uneven = uneven.double().train()
     step, derivatives = 1e-4, {}
-    for head in heads_of(uneven):
+    for head in single_heads.heads_of(uneven):
         module = attention_modules(uneven)[head.kind, head.layer]
         columns = slice(head.number * module.d_v, (head.number + 1) * module.d_v)
         original, losses = module.out_proj.weight.detach().clone(), []

@@ -5,14 +5,8 @@ from datetime import date
 
 import pytest
 
-from heedful_lab.tasks.task_pairs import (
-    date_pairs,
-    number_pairs,
-    reverse_pairs,
-    scan_pairs,
-    spacing_pairs,
-    spelling_pairs,
-)
+from heedful_lab.tasks import task_pairs
+from heedful_lab.tasks.task_pairs import number_pairs, reverse_pairs, scan_pairs, spacing_pairs
 from helpers import assert_refused
 
 
@@ -49,7 +43,7 @@ def test_nouns_of_korean_texts_give_way_to_others_that_end_alike_and_keep_their_
 def test_spelling_mends_words_that_were_typed_badly_and_another_seed_types_them_otherwise(texts):
     right = [f"the quick brown fox number{place} jumped" for place in "abcdefgh"]
     texts.write_text("\n".join(right), encoding="utf-8")
-    one, again, other = (spelling_pairs(str(texts), typos=0.5, count=8, seed=seed) for seed in (1, 1, 2))
+    one, again, other = (task_pairs.spelling_pairs(str(texts), typos=0.5, count=8, seed=seed) for seed in (1, 1, 2))
     assert [target for _, target in one] == right
     assert one == again != other
     changed = [word for source, target in one for word in source.split() if word not in target.split()]
@@ -67,7 +61,7 @@ def test_numbers_are_written_as_in_the_language_of_their_words(language, group, 
 def test_dates_are_read_out():
     pytest.importorskip("num2words")
     for language, months in (("ko", {6: "유월", 10: "시월", 12: "십이월"}), ("en", {6: "June", 12: "December"})):
-        dates = {date.fromisoformat(source): target for source, target in date_pairs(400, language)}
+        dates = {date.fromisoformat(source): target for source, target in task_pairs.date_pairs(400, language)}
         assert all(months[day.month] in read.split() for day, read in dates.items() if day.month in months)
         assert len({day.year for day in dates}) > 100
 
@@ -84,7 +78,7 @@ def test_a_wrong_setting_is_named(texts):
     path = str(texts)
     cases = [
         (lambda: spacing_pairs(path, nouns=path), "`nouns` must be a file with a Korean noun in each"),
-        (lambda: spelling_pairs(path, typos=0.0), "`typos` must be above 0 and at most 1, but is 0.0"),
+        (lambda: task_pairs.spelling_pairs(path, typos=0.0), "`typos` must be above 0 and at most 1, but is 0.0"),
         (lambda: scan_pairs(path), "A line of SCAN must be like 'IN: jump OUT: I_JUMP', but is '나는 학교"),
         (lambda: spacing_pairs(path, count=3), "`count` must be at most 2, the number of texts, but is 3"),
         (lambda: reverse_pairs(0), "`count` must be at least 1, but is 0"),
@@ -93,7 +87,7 @@ def test_a_wrong_setting_is_named(texts):
         (lambda: reverse_pairs(1, symbols=0), "`symbols` must be at least 1, but is 0"),
         (lambda: number_pairs(1, "xx"), r"`language` must be one of .*, ko,.*, but is 'xx'"),
         (lambda: number_pairs(1, "fa"), "but is 'fa'"),  # at which num2words fails
-        (lambda: date_pairs(1, "de"), "`language` must be one of en, ko, but is 'de'"),
+        (lambda: task_pairs.date_pairs(1, "de"), "`language` must be one of en, ko, but is 'de'"),
     ]
     assert_refused(cases, lambda make: make())
 

@@ -11,14 +11,8 @@ from transformers.configuration_utils import strict
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from heedful import (
-    HeedConfig,
-    HeedForConditionalGeneration,
-    HeedSeq2SeqTrainer,
-    Translator,
-    attention_heed,
-    prepare_for_inference,
-)
+import heedful
+from heedful import Translator, attention_heed, prepare_for_inference
 from heedful.attention_heed import HeedAttention, eager_attention
 from heedful.decoding.loading import load_model
 from heedful.decoding.native.conditions import WEIGHTS
@@ -31,7 +25,7 @@ from heedful.verification.verification import check_engines, verify
 from helpers import shake, tiny_config
 from trainer_runs import SOURCES, joint_tokenizers, logged, trained
 
-Base = HeedForConditionalGeneration
+Base = heedful.HeedForConditionalGeneration
 
 
 class OwnLoss(Base):
@@ -88,7 +82,7 @@ class LoudNorm(nn.LayerNorm):
 
 
 @strict
-class OwnConfig(HeedConfig):
+class OwnConfig(heedful.HeedConfig):
     sharpness: float = 5.0
 
 
@@ -217,11 +211,9 @@ def test_a_change_is_trained_decoded_and_exported_or_refused(name, tmp_path):
     model, tokenizers, folder = changed_model(name), joint_tokenizers(), tmp_path / "model"
     tokens = tokens_of(model)
     assert tokens != plain_tokens() or losses != losses_of(Seq2SeqTrainer, changed_model(), tmp_path)
-    found = {"trainer": outcome(losses, losses_of, HeedSeq2SeqTrainer, changed_model(name), tmp_path)}
-    translator = Translator(model, tokenizers)  # of one text at a time: a change may make padding count
-    found["translator"] = outcome(
-        tokens, lambda: joined(translator.translate([text])[0][0].token_ids for text in SOURCES)
-    )
+    found = {"trainer": outcome(losses, losses_of, heedful.HeedSeq2SeqTrainer, changed_model(name), tmp_path)}
+    translate = Translator(model, tokenizers).translate  # of one text at a time: a change may make padding count
+    found["translator"] = outcome(tokens, lambda: joined(translate([text])[0][0].token_ids for text in SOURCES))
     found["native decoder"] = outcome(tokens, prepared_tokens, model)
     assert check_engines(model).level in ("pass", "skipped")
     model.save_pretrained(folder)
@@ -251,9 +243,7 @@ def test_changed_functions_that_no_class_shows_are_found_by_their_logits(monkeyp
 
 
 def test_every_weight_of_heeds_models_is_one_that_engines_know():
-    for options in ({}, {"position_encoding": "shaw"}, {"position_encoding": "t5"}, {"attention_scoring": "additive"}):
-        config = tiny_config(
-            norm_placement="pre", embedding_norm=True, output_bias=True, attention_bias=True, **options
-        )
+    for more in ({}, {"position_encoding": "shaw"}, {"position_encoding": "t5"}, {"attention_scoring": "additive"}):
+        config = tiny_config(norm_placement="pre", embedding_norm=True, output_bias=True, attention_bias=True, **more)
         names = Base(config).state_dict()
         assert [name for name in names if not WEIGHTS.fullmatch(name)] == []

@@ -8,20 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import helpers
 from heedful import attending_heed
 from heedful.attending_heed import WindowedMask
 from heedful.decoding.native.engine import NativeDecoder
-from helpers import (
-    VARIANTS,
-    assert_near,
-    checkpoint_activations,
-    loss_and_gradients,
-    masked_batch,
-    padded,
-    pairwise,
-    sentences,
-    tiny_model,
-)
+from helpers import assert_near, loss_and_gradients, padded, pairwise, tiny_model
 
 RADII = {"encoder_neighbourhood": 3, "decoder_neighbourhood": 5}
 LONG = 70  # more than four blocks
@@ -54,7 +45,7 @@ class Sizes(TorchDispatchMode):
 
 
 def batch(*lengths, side="right"):
-    given = masked_batch(lengths, lengths[::-1], side)
+    given = helpers.masked_batch(lengths, lengths[::-1], side)
     target = given["labels"].roll(1, 1).clamp(min=0)
     return {**given, "decoder_input_ids": target, "decoder_attention_mask": (given["labels"] != -100).long()}
 
@@ -91,12 +82,12 @@ def test_windows_are_used_for_long_sequences_alone():
     ],
 )
 def test_windows_give_the_loss_and_the_gradients_of_the_mask(variant, side, kernel, masked):
-    model = tiny_model(attention=kernel, **VARIANTS[variant], **RADII).train()
+    model = tiny_model(attention=kernel, **helpers.VARIANTS[variant], **RADII).train()
     given = batch(LONG, 90, 8, side=side)
     assert windows_used(model, given) == 4
     expected = masked(lambda: loss_and_gradients(model, given))
     assert_near(loss_and_gradients(model, given), expected)
-    checkpoint_activations(model, use_reentrant=side == "left")
+    helpers.checkpoint_activations(model, use_reentrant=side == "left")
     assert_near(loss_and_gradients(model, given), expected)
 
 
@@ -197,7 +188,7 @@ def test_an_exported_encoder_takes_short_and_long_sources():
 @torch.no_grad()
 def test_the_native_decoder_reads_long_sources_in_windows():
     model = tiny_model(**RADII)
-    source, mask = padded(sentences(LONG, 20, 90), "right")
+    source, mask = padded(helpers.sentences(LONG, 20, 90), "right")
     decoder = NativeDecoder(model)
     with Sizes() as sizes:
         encoded = decoder.encoded(source, mask)

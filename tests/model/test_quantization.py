@@ -5,15 +5,9 @@ import torch
 from safetensors import safe_open
 
 pytest.importorskip("torchao")
+from torchao import quantization
 from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-from torchao.quantization import (
-    Int4WeightOnlyConfig,
-    Int8DynamicActivationInt8WeightConfig,
-    Int8WeightOnlyConfig,
-    IntxWeightOnlyConfig,
-    PerGroup,
-    quantize_,
-)
+from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
 from transformers import AutoModelForSeq2SeqLM, TorchAoConfig
 
 from heedful import HeedForConditionalGeneration, pretrained_heed, processor_heed
@@ -27,7 +21,7 @@ SIZES = {"d_model": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "encoder
 # How far the logits may be from the model's, as a share of their largest.
 SAVED = {
     "int8": (Int8WeightOnlyConfig(), 0.03),
-    "int8_activations_too": (Int8DynamicActivationInt8WeightConfig(), 0.06),
+    "int8_activations_too": (quantization.Int8DynamicActivationInt8WeightConfig(), 0.06),
     "int4_in_bytes": (IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)), 0.5),
 }
 if not processor_heed.multiplies_bytes_exactly():
@@ -112,7 +106,7 @@ def test_products_of_bytes_that_would_be_wrong_are_refused(tmp_path, monkeypatch
     tiny_model(**SIZES).save_pretrained(tmp_path)
     monkeypatch.setattr(pretrained_heed, "multiplies_bytes_exactly", lambda: False)
     with pytest.raises(ValueError, match=r"lacks VNNI instructions, but quantizes activations too"):
-        quantized(tmp_path, Int8DynamicActivationInt8WeightConfig())
+        quantized(tmp_path, quantization.Int8DynamicActivationInt8WeightConfig())
     assert quantized(tmp_path, Int8WeightOnlyConfig()).quantized_weights()
 
 

@@ -12,15 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed
+import transformers
 from accelerate import Accelerator
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    MarianConfig,
-    MarianMTModel,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
 from heedful import HeedConfig, HeedForConditionalGeneration, HeedSeq2SeqTrainer, TokenizerPair, Translator
 from heedful.data.epochs.batching import BatchingSettings, UpdateBatches
@@ -80,7 +74,7 @@ def prepare(folder: Path, longest: tuple[int, int] = (9, 4)) -> None:
     heed = HeedForConditionalGeneration(HeedConfig(**SIZES, dropout=0.0, label_smoothing=0.0)).eval()
     ids = {name: getattr(heed.config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
     options = {"dropout": 0.0, "max_position_embeddings": 512, "forced_eos_token_id": None, **ids}
-    marian = MarianMTModel(MarianConfig(**SIZES, **options)).eval()
+    marian = transformers.MarianMTModel(transformers.MarianConfig(**SIZES, **options)).eval()
     rows = {"training": encode(tokenizers, training)}
     for name, model in (("heed", heed), ("marian", marian)):
         shake(model)

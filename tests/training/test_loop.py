@@ -35,13 +35,7 @@ from heedful.training.run_folder.progress import new_window, unfinished
 from heedful.training.start_checks import check_installed
 from heedful.training.updates import model_size, optimizers
 from heedful.training.updates.model_size import operations_of_pairs
-from heedful.training.updates.optimizers import (
-    MuonWithAdamW,
-    averaged_weights,
-    make_optimizer,
-    orthogonal,
-    set_learning_rate,
-)
+from heedful.training.updates.optimizers import averaged_weights, make_optimizer, orthogonal
 from heedful.training.updates.schedule import learning_rate
 from helpers import assert_error
 from process_checks import equal, share_of_padding, weights_of
@@ -283,7 +277,7 @@ def test_the_average_of_schedule_free_is_where_its_package_evaluates():
     optimizer = make_optimizer(model, settings)
     for rate in (0.1, 0.2, 0.2):
         model.weight.grad, model.bias.grad = model.weight.detach() ** 2 - 1, torch.ones(2)
-        set_learning_rate(optimizer, rate)
+        optimizers.set_learning_rate(optimizer, rate)
         optimizer.step()
     trained, average = model.weight.detach().clone(), averaged_weights(optimizer, dict(model.named_parameters()))
     optimizer.eval()
@@ -320,7 +314,7 @@ def test_muon_is_torchs_but_for_its_rounding(shape, at_once, is_rounded, monkeyp
     start = [torch.randn(shape), torch.randn(shape)]  # which are multiplied together
     ours, theirs = ([torch.nn.Parameter(each.clone()) for each in start] for _ in range(2))
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.02)
-    one = MuonWithAdamW(ours, adamw, weight_decay=0.1, is_rounded=is_rounded)
+    one = optimizers.MuonWithAdamW(ours, adamw, weight_decay=0.1, is_rounded=is_rounded)
     one.param_groups[0]["lr"] = 0.02
     other = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
@@ -420,10 +414,8 @@ def test_a_gpu_s_share_of_its_peak_and_its_memory_are_in_the_log_and_the_bar(mak
     monkeypatch.setattr(model_size, "peak_operations", lambda device: 1e12)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1.25 * 2**30)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    loop, trackers = make_loop({"optimization.max_updates": 2}), {"trackers": []}
-    loop.log.accelerator = SimpleNamespace(
-        device=torch.device("cuda"), num_processes=1, is_main_process=True, **trackers
-    )
+    loop, gpu = make_loop({"optimization.max_updates": 2}), torch.device("cuda")
+    loop.log.accelerator = SimpleNamespace(device=gpu, num_processes=1, is_main_process=True, trackers=[])
     write, told = loop.log.write_training, []
     monkeypatch.setattr(loop.log, "write_training", lambda *given: told.append(write(*given)) or told[-1])
     loop.run()

@@ -78,7 +78,6 @@ BROKEN = [  # changes of the recipe, and what is found
     ({"model.options.d_model": 10**9}, ("error", "model", "model.options")),
     ({"decoding.bleu_tokenizer": "13b"}, ("error", "installed", "decoding.bleu_tokenizer")),
     ({"decoding.ignore": "."}, ("error", "references", "decoding.ignore")),
-    ({"optimization.warmup_updates": 4000}, ("error", "schedule", "optimization.warmup_updates")),
     ({"tokenizer.vocab_size": 90000}, ("warning", "tokenizer", "tokenizer.vocab_size")),
     ({"data.max_source_tokens": 3}, ("error", "lengths", "data.max_source_tokens")),
     ({"model.options.pad_token_id": 7}, ("error", "model", "model.options.pad_token_id")),

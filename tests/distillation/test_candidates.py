@@ -16,7 +16,7 @@ from heedful.data.sources import read_pairs
 from heedful.distillation.candidates import CandidateChoice, read_candidates
 from helpers import assert_error, assert_refused
 from memorised import saved_in
-from tiny_runs import SIZES
+from tiny_runs import tiny_tree
 
 SECTION = text_of("distill").split("## Candidates from any system")[1]
 SOURCE = "고양이가 잔다."
@@ -197,14 +197,9 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
 def test_the_commands_of_the_guide_run(place, printed, pairs, fresh_accelerate):
     commands = commands_of(SECTION)
     assert [command.split()[0] for command in commands] == ["distill"] * 4 + ["train"]
-    recipe = {
-        "name": "student",
-        "data": {"train": "pairs.tsv", "validation": "columns.jsonl", "cleaning": {"drop_overlap": False}},
-        "model": {"options": {**SIZES, "dropout": 0.1}},
-        "optimization": {"max_updates": 1, "tokens_per_update": 500, "device": "cpu"},
-        "decoding": {"bootstrap": 0, "max_length": 12},
-    }
-    Path("pairs.yaml").write_text(json.dumps(recipe))
+    changes = {"data.train": "pairs.tsv", "data.validation": "columns.jsonl", "data.cleaning.drop_overlap": False}
+    changes |= {"name": "student", "output": None, "optimization.max_updates": 1}
+    Path("pairs.yaml").write_text(json.dumps(tiny_tree(Path(), changes)))
     run_commands(printed, commands)
     assert len(read_pairs("columns.jsonl", "ko", "en")) == len(pairs)
     known = {pair["source"]: pair["target"] for pair in read_pairs("scored.jsonl.gz", "source", "target")}

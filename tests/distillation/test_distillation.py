@@ -18,7 +18,7 @@ from heedful.distillation.back_translation import SequenceDistillation
 from heedful.distillation.distillation import write_teacher_tokens
 from helpers import assert_error, tiny_model
 from memorised import saved_in
-from tiny_runs import SIZES
+from tiny_runs import tiny_tree
 
 SECTION = text_of("distill").split("## Candidates from")[0]
 
@@ -143,17 +143,10 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
 def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
     commands = commands_of(SECTION, r"[\w-]+")
     assert [command.split()[0] for command in commands] == ["distill", "train", "distill", "distill-tokens", "train"]
-    data = {"train": "pairs.tsv", "validation": "pairs.tsv", "source": "1", "target": "2"}
-    recipe = {
-        "name": "student",
-        "data": {**data, "cleaning": {"drop_overlap": False}},
-        "model": {"options": {**SIZES, "dropout": 0.1}},
-        "optimization": {"max_updates": 2, "tokens_per_update": 500, "device": "cpu"},
-        "decoding": {"bootstrap": 0, "max_length": 12},
-        "logging": {"every_updates": 1},
-        "overwrite": True,
-    }
-    Path("pairs.yaml").write_text(json.dumps(recipe))
+    changes = {"data.train": "pairs.tsv", "data.validation": "pairs.tsv", "data.source": "1", "data.target": "2"}
+    changes |= {"data.cleaning.drop_overlap": False, "name": "student", "output": None, "overwrite": True}
+    changes |= {"optimization.max_updates": 2, "optimization.tokens_per_update": 500}
+    Path("pairs.yaml").write_text(json.dumps(tiny_tree(Path(), changes)))
     texts = (json.dumps({"ko": pair["source"]}) for pair in read_pairs("pairs.tsv", "1", "2"))
     Path("texts.jsonl").write_text("\n".join(texts))
     run_commands(printed, commands)

@@ -9,27 +9,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BigBirdPegasusConfig,
-    ByT5Tokenizer,
-    LEDConfig,
-    LongT5Config,
-    MarianConfig,
-    PegasusXConfig,
-    ProphetNetConfig,
-)
+import transformers
+from transformers import AutoModelForSeq2SeqLM, ByT5Tokenizer, LongT5Config, MarianConfig, ProphetNetConfig
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
-from heedful import (
-    HeedForConditionalGeneration,
-    HeedRNNConfig,
-    HeedRNNForConditionalGeneration,
-    TokenizerPair,
-    Translator,
-    prepare_for_inference,
-)
+import heedful
+from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration, TokenizerPair, Translator, prepare_for_inference
 from heedful.attention import drawing, recording
 from heedful.attention.maps import attention_map, attention_maps, attention_maps_of_ids
 from heedful.attention.recording import record_weights, recorded_heads
@@ -95,7 +80,7 @@ def test_the_attention_function_does_not_matter_and_stays(model, tokenizers, ker
     assert model.config._attn_implementation == kernel
 
 
-@pytest.mark.parametrize("config", [MarianConfig, BartConfig])
+@pytest.mark.parametrize("config", [MarianConfig, transformers.BartConfig])
 def test_other_models_are_set_to_eager_for_the_duration(tokenizers, config):
     model = other_model(config, tokenizers, attn_implementation="sdpa")
     found = attention_maps(model, tokenizers, SOURCE, TARGET)
@@ -199,12 +184,12 @@ def test_models_without_attention_steps_or_kinds_are_errors(tokenizers, monkeypa
 
 PROPHET = {f"num_{side}_{part}": 2 for side in ("encoder", "decoder") for part in ("layers", "attention_heads")}
 WINDOWS = {
-    "(12, 5)": LEDConfig(**SIZES, attention_window=4),
-    "(5, 5)": LEDConfig(**SIZES, attention_window=4),  # a window as wide as the source is long
-    "dict": PegasusXConfig(**SIZES, block_size=4),
+    "(12, 5)": transformers.LEDConfig(**SIZES, attention_window=4),
+    "(5, 5)": transformers.LEDConfig(**SIZES, attention_window=4),  # a window as wide as the source is long
+    "dict": transformers.PegasusXConfig(**SIZES, block_size=4),
     "(2, 4, 12)": LongT5Config(vocab_size=290, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, local_radius=3),
     "sum to": ProphetNetConfig(vocab_size=290, hidden_size=16, decoder_ffn_dim=16, encoder_ffn_dim=16, **PROPHET),
-    "(60, 60)": BigBirdPegasusConfig(**SIZES, block_size=4, num_random_blocks=1),
+    "(60, 60)": transformers.BigBirdPegasusConfig(**SIZES, block_size=4, num_random_blocks=1),
 }
 
 
@@ -274,12 +259,7 @@ VARIANTS = [
 def made(tokenizers, **options):
     torch.manual_seed(1)
     config = tiny_config(vocab_size=290, **tokenizers.special_ids(), **options)
-    return HeedForConditionalGeneration(config).eval()
-
-
-def softmax(scores):
-    parts = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return parts / parts.sum(axis=-1, keepdims=True)
+    return heedful.HeedForConditionalGeneration(config).eval()
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=lambda options: " ".join(map(str, options.values())) or "paper")
@@ -298,7 +278,7 @@ def test_the_steps_are_what_the_model_computes(tokenizers, options):
             steps = maps.steps(kind, layer, head)
             weights = maps.weights[kind][layer, head]
             np.testing.assert_array_equal(steps.attention.weights, weights)
-            np.testing.assert_allclose(softmax(steps.scaled), weights, atol=1e-6)
+            np.testing.assert_allclose(torch.tensor(steps.scaled).softmax(-1), weights, atol=1e-6)
             np.testing.assert_array_equal(np.isinf(steps.scores), weights == 0)  # what is masked
             np.testing.assert_allclose(steps.output, before[kind, layer][:, head], atol=1e-5)
             np.testing.assert_allclose(weights @ steps.value, steps.output, atol=1e-5)

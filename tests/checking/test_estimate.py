@@ -28,11 +28,6 @@ def corpus(tmp_path_factory):
     return prepare_corpus(tiny_recipe(folder), folder / "tokenizer")
 
 
-def rehearsal_of(recipe, corpus):
-    model = make_model(recipe.model, corpus.tokenizers)
-    return Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
-
-
 def test_the_plan_is_that_of_training_and_counts_tokens_and_padding(corpus):
     plan = plan_batches(corpus, token_budget=500)
     updates = [split_update(update, 500, 1) for update in corpus.training.updates(0)]
@@ -76,7 +71,9 @@ def test_what_is_held_all_the_time_follows_from_the_parameters():
 
 
 def test_activations_grow_with_the_micro_batch_and_weights_stay_as_they_are(corpus, tmp_path):
-    rehearsal = rehearsal_of(tiny_recipe(tmp_path / "run"), corpus)
+    recipe = tiny_recipe(tmp_path / "run")
+    model = make_model(recipe.model, corpus.tokenizers)
+    rehearsal = Rehearsal(make_accelerator(recipe.optimization), model, recipe.optimization)
     model = rehearsal.engine.network
     before = copy.deepcopy(model.state_dict())
     rows = plan_batches(corpus, 2000).costliest[0]

@@ -22,9 +22,8 @@ def test_every_epoch_has_each_row_once_keeps_the_budget_and_has_as_many_updates(
     batches = UpdateBatches(source, target, BatchingSettings(tokens, buckets, seed))
     epochs = list(map(batches.epoch, range(6)))
     # Another instance agrees, whatever it was asked before.
-    assert (
-        UpdateBatches(*map(np.array, (source, target)), BatchingSettings(tokens, buckets, seed)).epoch(4) == epochs[4]
-    )
+    again = UpdateBatches(*map(np.array, (source, target)), BatchingSettings(tokens, buckets, seed))
+    assert again.epoch(4) == epochs[4]
     assert len({(len(updates), sum(map(len, updates))) for updates in epochs}) == 1
     for updates in epochs:
         assert sorted(row for update in updates for row in rows_of(update)) == list(range(len(rows)))
@@ -85,15 +84,11 @@ def test_numbers_out_of_range_are_named():
     assert_refused(cases, lambda settings: BatchingSettings(**settings))
 
 
-def token_rows(count, seed=0):
-    source, target = natural_lengths(count, seed)
-    return [{"input_ids": [i] * s, "labels": [i] * t} for i, (s, t) in enumerate(zip(source, target, strict=True))]
-
-
 @pytest.mark.parametrize(("count", "pool_size"), [(1000, 100), (1000, 1000), (999, 5000), (50, 1), (0, 10)])
 @pytest.mark.parametrize("buckets", [1, 3])
 def test_a_stream_gives_every_row_once_in_full_updates(count, pool_size, buckets):
-    rows, taken = token_rows(count), []
+    lengths, taken = enumerate(zip(*natural_lengths(count), strict=True)), []
+    rows = [{"input_ids": [row] * source, "labels": [row] * target} for row, (source, target) in lengths]
 
     def updates(epoch):
         stream = (taken.append(row) or row for row in rows)
@@ -115,9 +110,7 @@ def test_a_stream_gives_every_row_once_in_full_updates(count, pool_size, buckets
 
 def split(update, source, target, token_budget, world_size):
     """Split an update of row numbers, and return the numbers."""
-    rows = [
-        [{"number": row, "input_ids": range(source[row]), "labels": range(target[row])} for row in b] for b in update
-    ]
+    rows = [[{"number": n, "input_ids": range(source[n]), "labels": range(target[n])} for n in b] for b in update]
     parts = split_update(rows, token_budget, world_size)
     return [[[row["number"] for row in batch] for batch in batches] for batches in parts]
 
@@ -126,9 +119,8 @@ def split(update, source, target, token_budget, world_size):
 @given(lengths, st.integers(2, 300), st.integers(1, 4), st.integers(1, 300))
 def test_an_update_is_divided_exactly(rows, tokens, buckets, token_budget):
     source, target = zip(*rows, strict=True)
-    for update, world_size in product(
-        batches_of(source, target, tokens * buckets, buckets_per_update=buckets).epoch(0), (1, 2, 3)
-    ):
+    updates = batches_of(source, target, tokens * buckets, buckets_per_update=buckets).epoch(0)
+    for update, world_size in product(updates, (1, 2, 3)):
         ranks = split(update, source, target, token_budget, world_size)
         assert len(ranks) == world_size
         assert len({len(batches) for batches in ranks}) == 1

@@ -11,14 +11,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    T5GemmaConfig,
-    T5GemmaForConditionalGeneration,
-    T5GemmaModuleConfig,
-)
+import transformers
+from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration, T5GemmaModuleConfig
 
 from heedful import BackTranslation, BeamSearch, attention_maps, pipeline_heed
 from heedful.data.tokenizer_training import train_tokenizers
@@ -35,15 +29,6 @@ from memorised import memorised_model, saved_in
 @pytest.fixture
 def translator(model, tokenizers) -> Translator:
     return Translator(model, tokenizers)
-
-
-@pytest.fixture(scope="module")
-def learned_positions_model(model):
-    """The model's config with 12 learned positions, and weights that have learned nothing."""
-    torch.manual_seed(1)
-    config = copy.deepcopy(model.config)
-    config.position_encoding, config.max_position_embeddings = "learned", 12
-    return type(model)(config).eval()
 
 
 def texts_of(results):
@@ -66,9 +51,7 @@ def encoded(tokenizers, monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_results_keep_their_order_and_depend_on_no_batch_or_part_that_is_scored(
-    translator, pairs, monkeypatch, num_beams
-):
+def test_results_keep_order_and_depend_on_no_batch_or_part_that_is_scored(translator, pairs, monkeypatch, num_beams):
     texts, settings = [*pairs, *list(pairs)[:2]], {"num_beams": num_beams}
     together = translator.translate(texts, **settings)
     assert texts_of(together) == [[pairs[text]] for text in texts]
@@ -134,7 +117,8 @@ def test_ids_of_the_generation_config_alone_are_found_and_ends_may_be_several(to
     sizes = {"vocab_size": 290, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     parts = {side: T5GemmaModuleConfig(**sizes, cross_attention_hidden_size=16) for side in ("encoder", "decoder")}
-    model = T5GemmaForConditionalGeneration(T5GemmaConfig(**parts, vocab_size=290, eos_token_id=[2, 9])).eval()
+    config = transformers.T5GemmaConfig(**parts, vocab_size=290, eos_token_id=[2, 9])
+    model = transformers.T5GemmaForConditionalGeneration(config).eval()
     model.config.pad_token_id = model.config.bos_token_id = None
     model.generation_config.update(pad_token_id=0, bos_token_id=1, decoder_start_token_id=1, max_new_tokens=4)
     assert not hasattr(model.config, "decoder_start_token_id")
@@ -423,16 +407,19 @@ def test_a_source_is_split_where_the_pipeline_splits_it(short_sources, encoded, 
     assert [piece for piece in seen if piece] == pieces
 
 
-def test_too_long_sources_are_refused_or_left_out(translator, monkeypatch, learned_positions_model, tokenizers):
+def test_too_long_sources_are_refused_or_left_out(translator, monkeypatch, tokenizers):
     monkeypatch.setattr(translation, "MOST_SOURCE_TOKENS", 600)
     lines = ["네.", "x" * 1000, "비가 온다."]
     assert_error(r"Sentence 2 must have at most 600 tokens, .* but has 1001 instead", translator.translate, lines)
     with pytest.warns(UserWarning, match="Sentence 2 with 1001 tokens is too long to be translated, and left empty"):
         found = texts_of(translator.translate_lines(lines, keep_going=True))
     assert found == [["Yes."], [""], ["It rains."]]
-    translator = Translator(learned_positions_model, tokenizers)
-    with pytest.raises(ValueError, match=r"Sentence 2 must have at most 12 tokens.* but has 31 instead"):
-        translator.translate(["네.", "x" * 30])
+    config = copy.deepcopy(translator.model.config)
+    config.position_encoding, config.max_position_embeddings = "learned", 12
+    torch.manual_seed(1)
+    translator = Translator(type(translator.model)(config).eval(), tokenizers)  # it has learned nothing
+    long = ["네.", "x" * 30]
+    assert_error(r"Sentence 2 must have at most 12 tokens.* but has 31 instead", translator.translate, long)
     assert_error("Sentence 3 ", list, translator.translate_lines(["", "", "x" * 30], chunk_size=2))
     assert_error("`max_new_tokens` must be at most 12", translator.translate, ["네."], max_new_tokens=13)
     with pytest.warns(UserWarning, match="11 tokens"):  # the config's 12 with the start token

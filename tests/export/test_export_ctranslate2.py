@@ -31,11 +31,6 @@ def memorised_folder(tmp_path_factory):
     return saved_model(tmp_path_factory.mktemp("memorised") / "model", encoder_layers=1, decoder_layers=1)
 
 
-@pytest.fixture(scope="module")
-def exported(memorised_folder, tmp_path_factory):
-    return export_ctranslate2(memorised_folder, tmp_path_factory.mktemp("exported") / "out", list(PAIRS)).folder
-
-
 def test_a_setting_that_ctranslate2_cannot_express_is_refused_by_name():
     def check_both(config):
         comparison.check_settings(config, "CTranslate2")
@@ -74,14 +69,14 @@ def test_the_command_exports_and_tells_how_it_compared(memorised_folder, tmp_pat
     assert ctranslate2.Translator(str(tmp_path / "out"), device="cpu").compute_type.startswith("int8")
 
 
-def test_plain_ctranslate2_gives_the_same_and_a_translator_says_whose_the_folder_is(exported):
+def test_plain_ctranslate2_gives_the_same_and_a_translator_says_whose_the_folder_is(memorised_folder, tmp_path):
+    exported = export_ctranslate2(memorised_folder, tmp_path / "out", list(PAIRS)).folder
     tokenizer, engine = AutoTokenizer.from_pretrained(exported), ctranslate2.Translator(str(exported), device="cpu")
     sources = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in PAIRS]
     results = engine.translate_batch(sources, beam_size=1, min_decoding_length=0)
     ids = [tokenizer.convert_tokens_to_ids(result.hypotheses[0]) for result in results]
     assert tokenizer.batch_decode(ids, skip_special_tokens=True) == list(PAIRS.values())
-    with pytest.raises(ValueError, match="a transformers model, but holds one for CTranslate2: run it"):
-        Translator.from_pretrained(exported)
+    assert_error("a transformers model, but holds one for CTranslate2: run it", Translator.from_pretrained, exported)
 
 
 def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
@@ -97,9 +92,7 @@ def test_the_guide_runs_as_it_is_written(tmp_path, monkeypatch, capsys):
         assert capsys.readouterr().out == printed
 
 
-def test_an_export_that_differs_or_loses_the_model_is_refused_and_leaves_nothing(
-    memorised_folder, tmp_path, monkeypatch
-):
+def test_exports_that_differ_or_lose_the_model_are_refused_and_leave_nothing(memorised_folder, tmp_path, monkeypatch):
     save = exporter.specification.save_model
 
     def save_another(model, *arguments, change):

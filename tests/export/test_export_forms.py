@@ -236,11 +236,6 @@ FORMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def separate():
-    return train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=267, target_vocab_size=266, joint=False)
-
-
 def model_of(name, tokenizers):
     sizes = {"vocab_size": len(tokenizers.source), "decoder_vocab_size": len(tokenizers.target)}
     model = tiny_model(**OPTIONS[name] | sizes | tokenizers.special_ids())
@@ -258,10 +253,11 @@ def searches_of(form, model):
 
 
 @pytest.mark.parametrize("form", FORMS[:3])
-def test_a_form_computes_each_option_or_refuses_it_by_the_name_of_a_field(form, memorised, separate, tmp_path):
+def test_a_form_computes_each_option_or_refuses_it_by_the_name_of_a_field(form, memorised, tmp_path):
     if form in NEEDED:
         pytest.importorskip(NEEDED[form])
     refused, expected, found, folders = {}, {}, {}, []
+    separate = train_tokenizers(list(PAIRS), list(PAIRS.values()), vocab_size=267, target_vocab_size=266, joint=False)
     for name in OPTIONS:
         if form == "a page" and "vocabularies" in name:  # whose two tokenizers no page has room for
             continue

@@ -126,10 +126,6 @@ def untraced(traced):
         yield
 
 
-def compared(result) -> dict:
-    return {name: (each.sentences, each.differences) for name, each in result.comparisons.items()}
-
-
 @pytest.fixture(scope="module")
 def folder(saved, traced) -> Path:
     """The export that the tests look at, and must not change."""
@@ -137,7 +133,8 @@ def folder(saved, traced) -> Path:
     with traced():
         result = export_onnx(saved, target, list(KNOWN))
     assert result.folder == target
-    assert compared(result) == dict.fromkeys(("greedy", "4 beams"), (len(KNOWN), ()))
+    compared = {name: (each.sentences, each.differences) for name, each in result.comparisons.items()}
+    assert compared == dict.fromkeys(("greedy", "4 beams"), (len(KNOWN), ()))
     assert 0 < result.difference < 1e-4
     assert result.size == sum((target / name).stat().st_size for name in ONNX_FILES)
     return target
@@ -181,9 +178,7 @@ def test_the_folder_holds_the_names_that_optimum_looks_for_and_tells_nothing_of_
     assert not {"auto_map", "custom_pipelines"} & set(config)
 
 
-def test_the_command_prints_what_it_compared_and_int8_is_little_more_than_half_the_size(
-    saved, folder, tmp_path, untraced, printed
-):
+def test_the_command_says_what_it_compared_and_int8_is_about_half_the_size(saved, folder, tmp_path, untraced, printed):
     (tmp_path / "sentences.txt").write_text("\n\n".join(PAIRS) + "\n", encoding="utf-8")
     words = ["--sentences", tmp_path / "sentences.txt", "--count", 4]
     output = printed("export", "onnx", saved, tmp_path / "float32", *words)

@@ -60,15 +60,6 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(fresh_process.subprocess, "run", run)
 
 
-@pytest.fixture(scope="module")
-def exported(folder, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("exported") / "out"
-    told = CliRunner().invoke(app, ["export", "transformers", str(folder), str(out), "--count", "6"])
-    assert told.exit_code == 0, told.output
-    assert re.search(r"greedy: 0 of 6 .*\n5 beams: 0 of 6 .*\nlogits differ by \d\.\de-0[678] at most", told.output)
-    return out
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_is_compared_in_float32_and_keeps_its_size(folder, tmp_path, in_this_process, dtype):
     half = shutil.copytree(folder, tmp_path / "half")
@@ -116,8 +107,12 @@ def test_what_no_stock_class_has_is_refused_by_the_name_of_the_field():
 
 
 def test_the_way_back_gives_the_first_model_and_the_folder_runs_without_heedful_as_its_card_says(
-    exported, folder, tmp_path, monkeypatch, capsys
+    folder, tmp_path, monkeypatch, capsys
 ):
+    exported = tmp_path / "out"
+    told = CliRunner().invoke(app, ["export", "transformers", str(folder), str(exported), "--count", "6"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"greedy: 0 of 6 .*\n5 beams: 0 of 6 .*\nlogits differ by \d\.\de-0[678] at most", told.output)
     convert(exported, tmp_path / "back")
     source, target = torch.tensor([[9, 8, 7, 2]]), torch.tensor([[1, 5, 6]])
     models = [HeedForConditionalGeneration.from_pretrained(each) for each in (folder, tmp_path / "back")]
@@ -174,9 +169,7 @@ def test_a_card_gets_the_section_for_the_stock_form_and_keeps_what_its_owner_wro
     assert written(own) == f"# Mine\n\n{section}\n## Later\n\nMore.\n"
 
 
-def test_nothing_is_left_of_a_folder_that_computes_something_else_or_cannot_run(
-    folder, tmp_path, monkeypatch, request
-):
+def test_nothing_is_left_of_a_folder_that_computes_otherwise_or_cannot_run(folder, tmp_path, monkeypatch, request):
     def changed(ours):
         stock = stock_model(ours)
         stock.model.encoder.layers[0].fc1.weight.data[3, 4] += 1e-2

@@ -4,6 +4,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -82,10 +83,6 @@ def fails(lab: Lab) -> Outcome:
     raise RuntimeError("no such thing")
 
 
-def interrupts(*arguments):
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     ("run", "error", "message"),
     [
@@ -138,7 +135,7 @@ def test_a_training_is_done_once_for_one_recipe_and_its_report_says_what_differs
 def test_a_training_that_was_interrupted_goes_on(trainings, results):
     changes = {**TINY, "seed": 6, "checkpoints.every_updates": 1, "logging.every_updates": 1}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("heedful.training.run.publish_weights", interrupts)
+        patch.setattr("heedful.training.run.publish_weights", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             train_model("stopped", changes, trainings)
     folder = trainings / checksum_of(study_recipe(changes))

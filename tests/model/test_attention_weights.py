@@ -145,10 +145,6 @@ HIDDEN_SOURCE = TOKENS == 0
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5)
 
 
-def config_like_torch(**changes):
-    return tiny_config(attention_bias=True, position_encoding="none", scale_embedding=False, **changes)
-
-
 @torch.no_grad()
 def copy_attention(ours, theirs):
     for name, weight, bias in zip("qkv", theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True):
@@ -179,7 +175,10 @@ def test_whole_stacks_equal_torch_transformer_with_padding_on_both_sides(kernel,
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**settings), 2, ends[1])
     theirs = nn.Transformer(32, 4, custom_encoder=encoder, custom_decoder=decoder, batch_first=True).eval()
     shake(theirs)
-    ours = HeedModel._from_config(config_like_torch(norm_placement=placement), attn_implementation=kernel).eval()
+    config = tiny_config(
+        attention_bias=True, position_encoding="none", scale_embedding=False, norm_placement=placement
+    )
+    ours = HeedModel._from_config(config, attn_implementation=kernel).eval()
     for our_stack, their_stack in ((ours.encoder, theirs.encoder), (ours.decoder, theirs.decoder)):
         for our_layer, their_layer in zip(our_stack.layers, their_stack.layers, strict=True):
             copy_layer(our_layer, their_layer)

@@ -49,11 +49,6 @@ def greedy_all(model, rows, **options):
     return without_padding([greedy(model, row, **options) for row in rows])
 
 
-def log_probabilities(model, source, tokens):
-    """Return the next token's log-probabilities, normalised before tokens are ruled out, as beams have them."""
-    return forbid(logits_of(model, source, tokens).log_softmax(-1), tokens)
-
-
 CACHED = [("left", None), ("right", "dynamic"), ("left", "static")]
 
 
@@ -67,8 +62,9 @@ def test_greedy_search(variant, form):
 def beams_of(model, source, prompt=(START,), **options):
     """Return the scores and tokens of four beams, best first."""
 
-    def next_token(after):
-        return log_probabilities(model, source, [*prompt, *after[1:]])
+    def next_token(after):  # beams have log-probabilities that are normalised before tokens are ruled out
+        tokens = [*prompt, *after[1:]]
+        return forbid(logits_of(model, source, tokens).log_softmax(-1), tokens)
 
     return PlainBeamSearch(next_token, beams=4, limit=LIMIT, **options).search()
 

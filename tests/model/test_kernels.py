@@ -109,9 +109,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["default", "neighbourhoods", "t5"])
-def test_cudnn_is_left_out_of_every_call_of_sdpa_on_a_gpu_also_of_one_that_is_repeated_for_its_gradient(
-    seen, variant, request
-):
+def test_cudnn_is_left_out_of_every_call_of_sdpa_on_gpus_also_of_one_repeated_for_its_gradient(seen, variant, request):
     model = tiny_model(attention="sdpa", **VARIANTS[variant]).train()
     model(SOURCE, labels=TARGET)
     assert set(seen) == {ALL}  # on the CPU
@@ -243,8 +241,7 @@ def test_flex_attention_refuses_gradients_on_the_cpu_dropout_and_a_static_cache(
             assert model(SOURCE, labels=TARGET).loss.isfinite()
             with pytest.raises(ValueError, match=rf"{message} with a static cache, but is flex_attention"):
                 model.generate(SOURCE, max_new_tokens=4, cache_implementation="static")
-            with pytest.raises(ValueError, match=rf"{message} with a static cache"):
-                model(SOURCE, decoder_input_ids=TARGET, **static)
+            helpers.assert_error(rf"{message} with a static cache", model, SOURCE, decoder_input_ids=TARGET, **static)
             with pytest.raises(ValueError, match=r"`attention_dropout` must be 0 .* flex_attention.* is 0.25"):
                 model.train()(SOURCE, labels=TARGET)
 
@@ -258,13 +255,6 @@ ROADS = [
 OTHER = ["flash_attention_2", "paged|sdpa", "kernels-community/flash-attn2", "of_my_own"]
 
 
-@pytest.fixture
-def own_kernel():
-    ALL_ATTENTION_FUNCTIONS.register("of_my_own", ALL_ATTENTION_FUNCTIONS["sdpa"])
-    yield "of_my_own"
-    del type(ALL_ATTENTION_FUNCTIONS)._global_mapping["of_my_own"]
-
-
 REFUSED = [
     *(({"attention_scoring": "additive"}, name, "additive") for name in ("sdpa", "flex_attention", *OTHER)),
     *(({"position_encoding": "shaw"}, name, "is shaw") for name in ("sdpa", "flex_attention", *OTHER)),
@@ -275,8 +265,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.usefixtures("own_kernel")
-def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path):
+def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path, monkeypatch):
+    kernels = ALL_ATTENTION_FUNCTIONS
+    monkeypatch.setitem(type(kernels)._global_mapping, "of_my_own", kernels["sdpa"])  # as by `register`
+
     def by_the_constructor(name, config):
         HeedForConditionalGeneration._from_config(config, attn_implementation=name)
 
@@ -295,8 +287,7 @@ def test_a_kernel_that_would_compute_something_else_is_refused_by_name(tmp_path)
     model = HeedForConditionalGeneration(tiny_config(attention_scoring="additive"))
     assert model.config._attn_implementation == "eager"
     model.config._attn_implementation = "sdpa"  # as nobody can forbid
-    with pytest.raises(ValueError, match="must be eager if `attention_scoring` is additive, but is sdpa"):
-        model(SOURCE, labels=TARGET)
+    helpers.assert_error("must be eager if `attention_scoring` is additive, but is sdpa", model, SOURCE, labels=TARGET)
     # Widths are compared as they are, not as they are written.
     for heads, has_flash in ((4, True), (2, False)):
         model = HeedForConditionalGeneration(tiny_config(d_k=8, decoder_attention_heads=heads))

@@ -146,10 +146,6 @@ def test_words_of_which_all_are_dropped_are_refused_by_name():
 # Layers that are computed twice
 
 
-def dropping(kernel="sdpa", **changes):
-    return tiny_model(attention=kernel, dropout=0.3, attention_dropout=0.2, activation_dropout=0.1, **changes).train()
-
-
 EAGER_ALONE = [("additive", "eager", False), ("additive", "eager", True), ("shaw", "eager", True)]
 VARIANTS_TO_TRY = ["default", "modern", "rotary", "t5", "shared_layers", "neighbourhoods", "grouped"]
 
@@ -160,7 +156,8 @@ VARIANTS_TO_TRY = ["default", "modern", "rotary", "t5", "shared_layers", "neighb
 )
 def test_checkpointing_gives_the_same_loss_and_gradients_with_dropout(variant, kernel, use_reentrant):
     recorded = {"output_hidden_states": True, "output_attentions": True} if kernel == "eager" else {}
-    model, found = dropping(kernel, **VARIANTS[variant]), []
+    dropping = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.1}
+    model, found = tiny_model(attention=kernel, **dropping, **VARIANTS[variant]).train(), []
     for _ in range(2):
         torch.manual_seed(7)
         found.append(helpers.loss_and_gradients(model, BATCH, **recorded))

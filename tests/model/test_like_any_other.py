@@ -44,10 +44,6 @@ def matrices(model) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.dim() > 1 and parameter.requires_grad]
 
 
-def seen_modules(model) -> set[nn.Module]:
-    return {module for module in model.modules() if isinstance(module, nn.Linear | nn.LayerNorm)}
-
-
 def train_step(model, **arguments):
     outputs = model(**make_batch(), **arguments)
     outputs.loss.backward()
@@ -55,7 +51,8 @@ def train_step(model, **arguments):
 
 
 def hooks(model, register, is_global):
-    seen, expected = set(), seen_modules(model) if is_global else set(linears(model).values())
+    kinds = nn.Linear | nn.LayerNorm if is_global else nn.Linear
+    seen, expected = set(), {module for module in model.modules() if isinstance(module, kinds)}
     noting = [lambda module, *_: seen.add(module)]
     handles = [register(*noting)] if is_global else [register(module, *noting) for module in expected]
     try:

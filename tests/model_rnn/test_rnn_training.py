@@ -22,13 +22,7 @@ CHANGES = {"model.options": OPTIONS, "optimization.tokens_per_update": 500}
 CHANGES |= {"validation.every_updates": 3, "validation.sentences": 3, "validation.max_new_tokens": 12}
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    return prepare_corpus(tiny_recipe(folder, CHANGES), folder / "tokenizer")
-
-
-def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(tmp_path, corpus):
+def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(tmp_path):
     options, kernel = {**OPTIONS, "cell": "lstm", "attention": "general"}, {"model.attn_implementation": "sdpa"}
     changes = {"model.options": options, "data.test": {"small": "builtin:test:5"}}
     result = train(tiny_recipe(tmp_path / "run", {**CHANGES, **changes}))
@@ -37,8 +31,9 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
     assert "Recurrent encoder-decoder (1 + 1 lstm layers, hidden size 12, embeddings of 8, general attention" in card
     losses_of_run = logged(tmp_path / "run", "train/loss")
     assert losses_of_run[-1] < losses_of_run[0]
+    tokenizers = prepare_corpus(tiny_recipe(tmp_path, CHANGES), tmp_path / "tokenizer").tokenizers
     start = {"model": {"start_from": str(checkpoint_path(tmp_path / "run" / "checkpoints", 6))}}
-    model = make_model(tiny_recipe(tmp_path / "second", start).model, corpus.tokenizers)
+    model = make_model(tiny_recipe(tmp_path / "second", start).model, tokenizers)
     assert isinstance(model, HeedRNNForConditionalGeneration)
     misspelt = {"model.options": {**OPTIONS, "model_type": "heed_rrn"}}
     unused = [
@@ -51,7 +46,7 @@ def test_a_run_trains_publishes_and_writes_its_card_and_another_goes_on_from_it(
     ]
 
     def make(changes):
-        make_model(tiny_recipe(tmp_path, {"model.options": OPTIONS, **changes}).model, corpus.tokenizers)
+        make_model(tiny_recipe(tmp_path, {"model.options": OPTIONS, **changes}).model, tokenizers)
 
     assert_refused(unused, make)
     assert_error("does not support", checkpoint_activations, model)

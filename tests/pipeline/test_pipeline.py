@@ -394,19 +394,14 @@ def test_tokenizers_that_do_not_fit_are_named(model, tokenizers):
 # Folders
 
 
-@pytest.fixture(scope="module")
-def separate(tmp_path_factory):
-    """A folder whose source and target have tokenizers of their own, of one size."""
-    return saved_model(tmp_path_factory.mktemp("separate"), vocab_size=264, joint=False, **SHALLOW)
-
-
-def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(folder, separate, tmp_path):
+def test_the_task_is_known_trusts_no_copied_code_and_finds_the_target_tokenizer(folder, tmp_path):
     translate = pipeline(TASK, model=str(folder), device="cpu")
     assert type(translate) is pipeline_heed.HeedTranslationPipeline
     assert texts_of(translate(KOREAN)) == ENGLISH
     trusted = pipeline(model=str(folder), device="cpu", trust_remote_code=True)
     assert type(trusted) is pipeline_heed.HeedTranslationPipeline
     assert pipeline_heed.TARGET_FOLDER == TARGET_FOLDER
+    separate = saved_model(tmp_path / "separate", vocab_size=264, joint=False, **SHALLOW)  # of one size
     translate = pipeline(TASK, model=str(separate), device="cpu")
     assert translate.target_tokenizer.get_vocab() != translate.tokenizer.get_vocab()
     assert texts_of(translate(KOREAN, batch_size=2)) == ENGLISH

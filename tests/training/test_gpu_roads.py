@@ -45,12 +45,6 @@ def quick_compiler(monkeypatch):
 
 
 @pytest.fixture
-def packed(monkeypatch):
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setattr(model_of_recipe, "may_pack", lambda *_: True)
-
-
-@pytest.fixture
 def ahead(monkeypatch):
     """Make updates ahead, as for a GPU; the names of the threads that make them."""
     threads = set()
@@ -76,7 +70,9 @@ R_DROP = {"optimization.r_drop": 3.0, "model.options.dropout": 1e-9}
 
 
 @pytest.mark.parametrize("changes", [COMPILED | NO_DROPOUT, R_DROP], ids=["compiled", "r_drop"])
-def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, packed, monkeypatch, tmp_path, changes):
+def test_rows_end_to_end_teach_what_padded_ones_do(make_loop, quick_compiler, monkeypatch, tmp_path, changes):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    monkeypatch.setattr(model_of_recipe, "may_pack", lambda *_: True)
     changes |= {"model.attn_implementation": "sdpa", "optimization.max_updates": 3}
     make_loop(changes).run()
     graphs = 1 if "optimization.compile" in changes else 0
@@ -177,9 +173,7 @@ def test_auto_compiles_where_a_run_is_long_enough_and_into_graphs_in_one_process
         assert f"the step is not compiled: {reason}" in caplog.text
 
 
-def test_a_hook_keeps_a_model_from_being_compiled_and_packed_and_an_old_card_from_packing(
-    make_loop, monkeypatch, caplog
-):
+def test_a_hook_keeps_a_model_from_compiling_and_packing_and_an_old_card_from_packing(make_loop, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     loop = make_loop({"model.attn_implementation": "sdpa"})
@@ -246,8 +240,7 @@ def test_what_is_made_ahead_comes_in_order_and_ends_with_its_reader_who_does_not
     assert threading.active_count() <= before
     assert len(made) <= 2 + AHEAD
     found = map(int, ["0", "1", "the third"])
-    with pytest.raises(ValueError, match="the third"):  # where its item would have come
-        deque(map(made.append, made_ahead(found)), maxlen=0)
+    assert_error("the third", deque, map(made.append, made_ahead(found)), maxlen=0)  # where its item would have come
     assert made[-2:] == [0, 1]
 
 

@@ -243,17 +243,13 @@ def test_another_evaluation_dataset_is_evaluated_where_workers_persist(tmp_path)
     assert other != pytest.approx(first, rel=1e-3)
 
 
-def columns() -> datasets.Dataset:
-    """Return a table of texts, as they come from the Hub, with the encoded pairs in it."""
-    texts = {"ko": trainer_runs.SOURCES, "en": trainer_runs.TARGETS}
-    source = joint_tokenizers().source
-    return datasets.Dataset.from_dict(texts).map(lambda row: {**source(row["ko"], text_target=row["en"])})
-
-
 def test_every_form_of_dataset_trains_and_evaluates_like_a_list(tmp_path):
     arguments = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 3}
     listed = trained(HeedSeq2SeqTrainer, tmp_path, **arguments)
-    loss, mapped = listed.evaluate()["eval_loss"], columns()
+    loss, source = listed.evaluate()["eval_loss"], joint_tokenizers().source
+    # A table of texts, as they come from the Hub, with the encoded pairs in it.
+    texts = datasets.Dataset.from_dict({"ko": trainer_runs.SOURCES, "en": trainer_runs.TARGETS})
+    mapped = texts.map(lambda row: {**source(row["ko"], text_target=row["en"])})
     for rows in (mapped, mapped.with_format("torch"), mapped.to_iterable_dataset(num_shards=2)):
         given = {"train_dataset": rows, "eval_dataset": rows}
         trainer = trained(HeedSeq2SeqTrainer, tmp_path, given=given, **arguments)

@@ -42,9 +42,8 @@ def test_a_run_is_drawn_with_its_losses_and_scores_to_the_same_bytes_and_metrics
     assert first.startswith(b"\x89PNG")
     assert draw_learning_curves([run], tmp_path / "a.png").read_bytes() == first
     text = drawn([run], tmp_path / "a", ["loss", "train/learning_rate", "train/loss"])
-    assert [name for name in read_curves(run) if f">{name}<" in text] == [
-        *("train/loss", "train/learning_rate", "validation/loss")
-    ]
+    shown = [name for name in read_curves(run) if f">{name}<" in text]
+    assert shown == ["train/loss", "train/learning_rate", "validation/loss"]
     short = run_of(tmp_path / "short", LINES[:1])
     text = drawn([short, run], tmp_path / "a", ["validation/loss"])
     assert "validation/loss" in text

@@ -100,9 +100,8 @@ def test_held_out_pairs_in_training_are_told_with_what_dropping_them_costs_and_t
 
 
 def test_rows_that_have_slipped_are_length_outliers_unless_lengths_differ_widely_everywhere():
-    finding = only(
-        checks.check_length_ratios(with_pairs(("네.", CLEAN[0][1] * 8), (CLEAN[0][0] * 9, "No."))), "length_ratio"
-    )
+    slipped = with_pairs(("네.", CLEAN[0][1] * 8), (CLEAN[0][0] * 9, "No."))
+    finding = only(checks.check_length_ratios(slipped), "length_ratio")
     assert "2 of 402" in finding.message
     assert {example.split(":")[0] for example in finding.examples} == {"train row 101", "train row 102"}
     pairs = split([("jump " * (n % 9 + 1), "I_JUMP " * (n % 40 + 1)) for n in range(400)])

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -88,9 +89,7 @@ def test_old_texts_keep_tokens_and_outputs_and_new_rows_are_means_of_old_ones(pl
     for text, expected in PAIRS.items():
         assert translator.translate([text], target_language="en")[0][0].text == expected
     assert result.difference < rounding(translator.model)
-    assert all(
-        each in (place / "larger/README.md").read_text() for each in ("another target language, cs", "&lt;2en>")
-    )
+    assert all(each in Path("larger/README.md").read_text() for each in ("another target language, cs", "&lt;2en>"))
     # A second language comes behind the first.
     add_language("larger", place / "largest", new("sk", pieces=0))
     assert TokenizerPair.from_pretrained("largest").languages == ("ko", "en", "cs", "sk")
@@ -218,9 +217,7 @@ def test_wrong_use_is_refused_by_name_and_nothing_is_left(place, refused):
     for (model, *options), message in cases:
         given = {"--add-language": "cs", "--pairs": "new.tsv", "--old": "old.tsv"}
         given |= dict(zip(options[::2], options[1::2], strict=True))
-        assert re.search(
-            message, refused("convert", model, "larger", *(each for pair in given.items() for each in pair))
-        )
+        assert re.search(message, refused("convert", model, "larger", *chain(*given.items())))
     assert "`--pairs` must be given with" in refused("convert", "model", "larger", "--add-language", "cs")
     assert "`--like` must be left out without" in refused("convert", "model", "larger", "--like", "ko")
     assert_refused(
@@ -246,9 +243,8 @@ def test_an_old_output_that_changes_is_an_error_and_no_folder_is_left(place, mon
         # The latter leaves a new token as the best.
         change_json(source / "generation_config.json", **settings, max_new_tokens=12)
         note = add_language(source, place / f"own{same}", new()).notes[-1]
-        assert (
-            f"12 old texts have the same greedy output as before, and {same} of them also with the model's own" in note
-        )
+        told = f"12 old texts have the same greedy output as before, and {same} of them also with the model's own"
+        assert told in note
     monkeypatch.setattr(addition, "_grown_model", likelier)
     assert_error("greedy output differs for 12 of 12 old texts", add_language, source, place / "larger", new())
     monkeypatch.setattr(addition, "largest_difference", lambda *_: 2e-5)

@@ -54,14 +54,11 @@ def test_texts_keep_their_tokens_and_kept_tokens_their_weights_and_logits(place,
     convert(BUILDERS[family](place / family), "whole")
     change_json(Path("whole/generation_config.json"), suppress_tokens=[150], bad_words_ids=[[160, 161], [7]])
     result = cut("whole", "small")
-    pairs, models = (
-        [load(folder) for folder in ("whole", "small")] for load in (TokenizerPair.from_pretrained, load_model)
-    )
+    pairs = [TokenizerPair.from_pretrained(folder) for folder in ("whole", "small")]
+    models = [load_model(folder) for folder in ("whole", "small")]
     assert tokens_of(pairs[0]) == tokens_of(pairs[1])
     assert named_tokens(pairs[0], models[0]) == named_tokens(pairs[1], models[1])
-    old, new = (
-        [side.get_vocab() | side.added_tokens_encoder for side in (pair.source, pair.target)] for pair in pairs
-    )
+    old, new = ([one.get_vocab() | one.added_tokens_encoder for one in (pair.source, pair.target)] for pair in pairs)
     rows = [[old[side][token] for token in sorted(new[side], key=new[side].get)] for side in (0, 1)]
     assert len(rows[1]) == result.tokens < len(old[1])
     for side, tokenizer in enumerate((pairs[0].source, pairs[0].target)):

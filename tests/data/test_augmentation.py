@@ -18,9 +18,8 @@ from helpers import assert_error
 
 PAIRS = [{"source": pair["ko"], "target": pair["en"]} for pair in korean_english_pairs("train", 200)]
 ALPHABET = "abcdeé가나다각한अिंक्ष้กÅ 12.,!?\u0301"
-TEXTS = st.lists(st.text(ALPHABET, max_size=12), max_size=6).map(
-    lambda words: unicodedata.normalize("NFC", " ".join(words))
-)
+WORDS = st.lists(st.text(ALPHABET, max_size=12), max_size=6)
+TEXTS = WORDS.map(lambda words: unicodedata.normalize("NFC", " ".join(words)))
 
 
 @pytest.fixture(scope="module")

@@ -123,8 +123,7 @@ def test_a_given_tokenizer_must_have_the_tags_of_the_languages_that_are_learned(
         (both, train(), r"\(en, de\), but has those of fr, de"),
         (DataRecipe("a", "de", "en"), train(), r"\(en\), but has those of fr, de"),
     ):
-        with pytest.raises(ValueError, match=rf"`tokenizer.path` or .+ each learned language {told}"):
-            source_prefixes(data, tokenizers)
+        assert_error(rf"`tokenizer.path` or .+ each learned language {told}", source_prefixes, data, tokenizers)
     assert source_prefixes(one, train()) == [train().head("de")]  # one direction of a model of several
     for tag in ("<s>", "<unk>", "<bt", "<1a>"):  # of which none can be a language's
         assert_error("`languages` must be different codes", train, languages=[tag])

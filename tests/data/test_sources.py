@@ -289,9 +289,8 @@ def test_two_files_of_markup_are_named_with_what_makes_text_of_them(tmp_path):
         expected = rf"film\.ko looks like {what}" if what else "each has the keys .*prop2po"
         check_refused(files, "`location` must be files of plain text, but .*" + expected)
     memory = write(tmp_path / "memory.tmx", "<tmx>\n" + "<tu>\n<tuv xml:lang='en'><seg>a</seg></tuv>\n</tu>\n" * 9)
-    check_refused(
-        memory, r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Convert it to text with `tmx2po`"
-    )
+    expected = r"known kind .*, but is .*memory\.tmx instead: .* looks like TMX\. Convert it to text with `tmx2po`"
+    check_refused(memory, expected)
     table = write(tmp_path / "base.tsv", "a\tb\n")
     with pytest.raises(ValueError, match=r"`data.mixture.a` must be files of plain text, .* `cut -f2` writes one"):
         read_parts({"data.mixture.a": MixturePart([table, table], "1", "1")})

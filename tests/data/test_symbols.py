@@ -160,9 +160,8 @@ def test_what_a_recipe_can_not_ask_for_is_refused_such_as_to_change_words_of_a_c
     message = "`data.augmentation` must be empty except for `joined`"
     assert_error(message, prepared, tmp_path, changes | {"data.augmentation": {"typos": 0.5}}, "b")
     message = "`data.augmentation.placeholders` must be 0 if the target vocabulary is closed, but is 0.5"
-    assert_error(
-        message, prepared, tmp_path, sounds | {"data.test": {}, "data.augmentation": {"placeholders": 0.5}}, "c"
-    )
+    changes = {"data.test": {}, "data.augmentation": {"placeholders": 0.5}}
+    assert_error(message, prepared, tmp_path, sounds | changes, "c")
 
 
 @pytest.fixture(scope="module")

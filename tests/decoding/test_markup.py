@@ -13,7 +13,7 @@ from guides import commands_of, run_commands, text_of
 from heedful import HeedRNNConfig, HeedRNNForConditionalGeneration
 from heedful.decoding.markup import KINDS, WORD, MarkedParagraphs, Placing, _spans
 from heedful.decoding.translation import Translator
-from helpers import assert_refused
+from helpers import assert_error, assert_refused
 
 
 def read(markup, line, number):
@@ -107,9 +107,8 @@ def placed(source, target, links, kinds="html,placeholders"):
     for number, line in enumerate(source.split("\n")):
         markup.take_apart(number, line)
     (key, marked) = markup.marked.popitem()
-    spans = [
-        np.array([match.span() for match in WORD.finditer(text)], int).reshape(-1, 2) for text in (marked.text, target)
-    ]
+    words = ([match.span() for match in WORD.finditer(text)] for text in (marked.text, target))
+    spans = [np.array(each, int).reshape(-1, 2) for each in words]
     weights = np.full((len(spans[1]), len(spans[0])), 1e-3)
     for link in links.split():
         row, column, *share = link.split("-")
@@ -185,9 +184,7 @@ PAGE, ENGLISH, STRINGS, TEXTS = re.findall(r"```(?:ht|x)ml\n(.*?)```", GUIDE, re
 KEPT = re.compile(r"<[^>]*>|%(?:1\$)?s|{name}|&amp;|^ *|make quickstart", re.MULTILINE)
 
 
-def test_the_commands_of_the_guide_keep_the_markup_in_every_batch(
-    model, tokenizers, folder, printed, tmp_path, monkeypatch
-):
+def test_the_guide_s_commands_keep_markup_in_every_batch(model, tokenizers, folder, printed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("page.html").write_text(PAGE, encoding="utf-8")
     Path("strings.xml").write_text(STRINGS, encoding="utf-8")
@@ -219,8 +216,7 @@ def test_no_failure_is_silent(model, tokenizers, refused, folder, monkeypatch):
     wrong.append(({"markup": "html", "paragraphs": True}, "`markup` must be left out with `split`"))
     assert_refused(wrong, lambda settings: translator.translate_lines(["네."], **settings))
     assert "line 1 '</b>' closes nothing" in refused("translate", folder, "--markup", "html", "네</b>.", "네.")
-    with pytest.raises(ValueError, match="in line 2 '<b>' is never closed"):
-        translator.translate(["네.", "<b>네."], markup="html")
+    assert_error("in line 2 '<b>' is never closed", translator.translate, ["네.", "<b>네."], markup="html")
     with pytest.warns(UserWarning, match="too long"):
         (row,) = translator.translate_lines([f"<b>{'x' * 9000}</b>"], markup="xml", keep_going=True)
     assert row[0].text == "<b></b>"

@@ -34,10 +34,8 @@ def test_what_is_random_follows_from_the_seed_and_the_line(model, tokenizers, li
         return list(making.pairs(translator, lines, max_new_tokens=30, **batches))
 
     expected = made(3)
-    for engine, batches in product(
-        ("native", "generate"), ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5})
-    ):
-        assert made(3, engine, **batches) == expected
+    for road, batches in product(("native", "generate"), ({"token_budget": 1}, {"token_budget": 60, "chunk_size": 5})):
+        assert made(3, road, **batches) == expected
     assert made(4) != expected
     assert len(expected) > 7
     # The same text in another line has other numbers.

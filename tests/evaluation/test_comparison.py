@@ -32,12 +32,10 @@ def references() -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(5, 12))).capitalize() + "." for _ in range(40)]
 
 
-def damaged(references: list[str], share: float, seed: int) -> list[str]:
+def damaged(texts: list[str], share: float, seed: int) -> list[str]:
     """Return translations in which some words are others."""
     draw = random.Random(seed)
-    return [
-        " ".join(draw.choice(WORDS) if draw.random() < share else word for word in text.split()) for text in references
-    ]
+    return [" ".join(draw.choice(WORDS) if draw.random() < share else word for word in text.split()) for text in texts]
 
 
 @pytest.fixture(scope="module")

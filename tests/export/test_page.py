@@ -93,9 +93,8 @@ def test_a_page_gives_the_tokens_of_generate_greedily_and_with_beams_of_recurren
 def test_a_page_makes_nothing_up_for_what_nobody_sees_or_what_is_beyond_its_positions(tokenizers, tmp_path):
     folder = saved(tmp_path / "learned", tokenizers, False, **LEARNED)
     write_page([folder], tmp_path / "page.html")
-    fits = next(
-        text for text in ("가" * count for count in range(30, 0, -1)) if len(tokenizers.source(text).input_ids) <= 20
-    )
+    shorter = ("가" * count for count in range(30, 0, -1))
+    fits = next(text for text in shorter if len(tokenizers.source(text).input_ids) <= 20)
     texts = [fits, fits + "가가가", "", " ", "\u200b", "\u00ad \u200b", "\u3164", "\ufeff\x07\n"]
     (found,) = run(tmp_path / "page.html", texts, 1)
     assert [one["count"] for one in found] == [1, *[0] * 7]

@@ -142,9 +142,8 @@ def test_every_command_of_the_readmes_runs(printed, tmp_path, monkeypatch):
     for command in dict.fromkeys(commands):
         before, _, words = command.partition("heedful ")
         given = shlex.split(before[:-3])[1] if before else None
-        first, *rest = shlex.split(
-            words.replace(":1000", ":20").replace("runs/pairs", "runs/quickstart"), comments=True
-        )
+        words = words.replace(":1000", ":20").replace("runs/pairs", "runs/quickstart")
+        first, *rest = shlex.split(words, comments=True)
         if first == "study":
             find_study(rest[0])
         elif rest and first != "convert":

@@ -175,9 +175,7 @@ def test_spaces_are_scored_where_they_stand_among_the_letters_of_the_reference()
 def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     job, sent = load("hf_job"), []
-    monkeypatch.setattr(
-        job, "push", lambda *given, **options: sent.append((given, options)) or SimpleNamespace(url="url")
-    )
+    monkeypatch.setattr(job, "push", lambda *given, **named: sent.append((given, named)) or SimpleNamespace(url="url"))
     made = []
     hub = SimpleNamespace(create_repo=lambda *given, **options: made.append([*Path(tmp_path / "True").glob("*")]))
     monkeypatch.setattr(job, "HfApi", lambda: hub)
@@ -188,10 +186,8 @@ def test_a_job_on_the_hub_trains_by_a_recipe_and_pushes_what_it_made(monkeypatch
         job.main("me/model", "quickstart", [*changes, f"output={tmp_path}/{is_pushed}"], is_pushed, private=True)
     assert sent == [((tmp_path / "True/model", "me/model"), {"private": True})]
     assert made == [[]]  # the repository was there before the training began
-    with pytest.raises(ValueError, match=r"`publish\.also` must be empty"):
-        job.main(
-            "me/model", "quickstart", ["publish.also=[transformers]", "data.mixture={a: {train: x, to: ko}}"], True
-        )
+    changes = ["publish.also=[transformers]", "data.mixture={a: {train: x, to: ko}}"]
+    assert_error(r"`publish\.also` must be empty", job.main, "me/model", "quickstart", changes, True)
     assert len(made) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "url"
 

@@ -83,9 +83,7 @@ def probabilities(model: NgramModel, history: list[int]) -> list[float]:
 
 @settings(max_examples=100, deadline=None)
 @given(rows=ROWS, window=st.integers(0, 4), history=PREFIXES, other=PREFIXES)
-def test_probabilities_sum_to_one_after_any_history_and_nothing_before_the_window_matters(
-    rows, window, history, other
-):
+def test_probabilities_sum_to_one_after_any_history_and_none_before_the_window_matters(rows, window, history, other):
     model = NgramModel(rows, window, VOCABULARY, START)
     inside = [3] * window  # as long as the window, so that only it may be read
     distribution = probabilities(model, [*history, *inside])

@@ -216,11 +216,9 @@ def test_prompts_find_the_heads_of_a_recurrent_model():
     inputs = {"input_ids": SOURCE, "attention_mask": MASK}
     for kind in (peft.PromptTuningConfig, peft.PromptEncoderConfig):
         model = tiny_model(family="recurrent")
-        prompted = peft.get_peft_model(
-            model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size)
-        )
-        prompted(**inputs, labels=LABELS).loss.backward()
-        assert prompted.eval().generate(**inputs, max_new_tokens=3).shape[0] == len(SOURCE)
+        wrapped = peft.get_peft_model(model, kind(**TASK, num_virtual_tokens=3, token_dim=model.config.embedding_size))
+        wrapped(**inputs, labels=LABELS).loss.backward()
+        assert wrapped.eval().generate(**inputs, max_new_tokens=3).shape[0] == len(SOURCE)
 
 
 def test_versions_that_do_not_go_together_are_named(monkeypatch, tmp_path):
@@ -305,21 +303,15 @@ def test_an_adapter_that_cannot_be_used_is_refused_by_its_reason(folders, tmp_pa
         (json.dumps(settings), r"The adapter in .* cannot be loaded"),
     ]
     for name in (7, ["a"], "a\0b", "a" * 100_000, None):
-        cases.append(
-            (json.dumps({**settings, "base_model_name_or_path": name}), "is neither a folder here nor a model")
-        )
+        cases += [(json.dumps({**settings, "base_model_name_or_path": name}), "is neither a folder here nor a model")]
     endless = ["(.+)+$x", "((.+)+)+x", r"(\w|\.)*z", "a(.+){9}", "(.|.) +x", "+x", ".*.*.*.*x", "(?ix)(.+) #\n+x"]
     for key, form in {"target_modules": str, "exclude_modules": str, "modules_to_save": lambda pattern: [pattern],
                       "rank_pattern": lambda pattern: {pattern: 4}, "layers_pattern": str}.items():  # fmt: skip
-        cases += [
-            (json.dumps({**settings, key: form(pattern)}), f"`{key}` of .* must be names") for pattern in endless
-        ]
+        cases += [(json.dumps({**settings, key: form(each)}), f"`{key}` of .* must be names") for each in endless]
     numbers = {"r": 10**9, "init_lora_weights": "pissa_niter_100000", "loftq_config": {"loftq_iter": 10**9}}
     others = {"megatron_config": {"a": 1}, "adapters": {"a": "/etc"}, "target_modules": ["q_proj"] * 20_000}
     for key, value in (numbers | others).items():
-        cases.append(
-            (json.dumps({**settings, key: value}), f"`{key}` of .* must be names, simple patterns and numbers")
-        )
+        cases += [(json.dumps({**settings, key: value}), f"`{key}` of .* must be names, simple patterns and numbers")]
 
     def load(text):
         (tmp_path / "adapter_config.json").write_text(text)

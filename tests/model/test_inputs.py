@@ -77,9 +77,8 @@ def test_wrong_input_is_refused_with_what_is_expected_and_what_is_given(family):
 def test_a_prompt_in_chunks_is_named_where_it_cuts_the_mask_of_the_source(model):
     mask = torch.ones_like(SOURCE)
     whole = {"decoder_input_ids": TARGET, "max_new_tokens": 3}
-    assert torch.equal(
-        model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole), model.generate(SOURCE, **whole)
-    )
+    in_chunks = model.generate(SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
+    assert torch.equal(in_chunks, model.generate(SOURCE, **whole))
     mask[0, -1] = 0
     assert_error("`prefill_chunk_size`", model.generate, SOURCE, attention_mask=mask, prefill_chunk_size=2, **whole)
 

@@ -46,9 +46,7 @@ def processor(monkeypatch):
         ("graviton", "other", True, True, False),
     ],
 )
-def test_each_processor_has_what_its_instructions_say(
-    processor, name, vendor, has_bfloat16, has_exact_bytes, by_onednn
-):
+def test_a_processor_has_what_its_instructions_say(processor, name, vendor, has_bfloat16, has_exact_bytes, by_onednn):
     processor(name)
     assert processor_heed.vendor() == vendor
     assert processor_heed.has_bfloat16() == has_bfloat16

@@ -177,9 +177,7 @@ def test_a_vocabulary_is_not_cut_below_its_special_tokens(family):
 def test_embeddings_on_the_disk_are_not_resized(tmp_path):
     tiny_model().save_pretrained(tmp_path / "model")
     places = {"model.encoder": "disk", "model.decoder": "disk", "lm_head": "disk"}
-    model = AutoModelForSeq2SeqLM.from_pretrained(
-        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
-    )
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path)
     helpers.assert_error("must be in memory to be resized, but are offloaded", model.resize_token_embeddings, 120)
 
 

@@ -101,9 +101,7 @@ def test_a_transformer_and_a_recurrent_model_vote_together():
     rows, members = sentences(*LENGTHS), [tiny_model(), tiny_rnn(), tiny_rnn(seed=1, **VARIANTS["no_feeding"])]
     settings = {"num_beams": 3, "do_sample": False}
     searches = [BeamSearch(models=members[:first] + members[first + 1 :]) for first in range(3)]
-    found = [
-        generated(members[first], rows, custom_generate=search, **settings) for first, search in enumerate(searches)
-    ]
+    found = [generated(members[at], rows, custom_generate=search, **settings) for at, search in enumerate(searches)]
     assert found[0] == found[1] == found[2]
     assert all(found[0] != generated(member, rows, **settings) for member in members)
     uncached = generated(members[0], rows, custom_generate=searches[0], use_cache=False, **settings)

@@ -61,9 +61,8 @@ def test_targets_without_spaces_get_a_tokenizer_and_empty_sides_have_no_ratio(tm
         (f"This is what he has for you: {chr(97 + n % 26) * 3}.", f"我没有读那本书{chr(0x4E00 + n)}。")
         for n in range(60)
     ]
-    written = write(
-        table_file(tmp_path / "zh.tsv", [*texts, *((source, "") for source, _ in texts[:6])]), tmp_path / "r.yaml"
-    )
+    data = table_file(tmp_path / "zh.tsv", [*texts, *((source, "") for source, _ in texts[:6])])
+    written = write(data, tmp_path / "r.yaml")
     recipe = read_recipe(written.path)
     assert recipe.decoding.bleu_tokenizer == "zh"
     assert recipe.data.cleaning.max_ratio < 10
@@ -159,9 +158,8 @@ def test_a_table_of_word_forms_gets_its_tags_as_a_second_source_column_and_chara
         ("reinflected", reinflected, {}, ("1,3", "4"), "character"),
         ("other", other, {}, ("1", "2"), "bpe"),
     ):
-        recipe = read_recipe(
-            write(table_file(tmp_path / f"{name}.tsv", rows), tmp_path / f"{name}.yaml", **given).path
-        )
+        data = table_file(tmp_path / f"{name}.tsv", rows)
+        recipe = read_recipe(write(data, tmp_path / f"{name}.yaml", **given).path)
         assert (recipe.data.source, recipe.data.target) == columns, name
         assert [algorithm for algorithm, _ in recipe.tokenizer.sides] == [first, "character"], name
         assert not recipe.data.cleaning.drop_identical  # a form may be equal to its word
@@ -346,10 +344,8 @@ def test_long_texts_are_kept_and_what_is_generated_is_as_long_as_its_targets(tmp
 
 def test_outputs_in_scripts_of_many_bytes_are_not_cut(tmp_path):
     for first, step, count in ((0xAC00, 28, 399), (0x0905, 1, 52), (0x0430, 1, 32)):
-        random, letters = Random(1), [chr(first + step * number) for number in range(count)]
-        texts = [
-            " ".join("".join(random.choices(letters, k=5)) for _ in range(random.randint(3, 30))) for _ in range(80)
-        ]
+        draw, letters = Random(1), [chr(first + step * number) for number in range(count)]
+        texts = [" ".join("".join(draw.choices(letters, k=5)) for _ in range(draw.randint(3, 30))) for _ in range(80)]
         data = table_file(tmp_path / "a.tsv", [(f"{text.split()[0]} ok.", text) for text in texts])
         recipe = read_recipe(write(data, tmp_path / f"{first}.yaml").path)
         corpus = prepare_corpus(recipe, tmp_path / f"tokenizer{first}")

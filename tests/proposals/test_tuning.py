@@ -177,9 +177,7 @@ def test_trials_are_compared_by_the_same_pairs(found, recipe):
         tuning._check_same_validation(study, [{"source": "둘", "target": "two"}])
 
 
-def test_a_lock_that_a_killed_search_in_a_relative_folder_has_left_is_waited_for_no_more(
-    recipe, tmp_path, monkeypatch
-):
+def test_a_lock_that_a_killed_search_in_a_relative_folder_left_is_waited_for_no_more(recipe, tmp_path, monkeypatch):
     from optuna.storages import journal
 
     def backend(path, made=journal.JournalFileBackend):

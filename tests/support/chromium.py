@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-EXECUTABLE = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NODE = shutil.which("node")
 needs_chromium = pytest.mark.skipif(EXECUTABLE is None, reason="Chromium is not installed")
 needs_node = pytest.mark.skipif(NODE is None, reason="Node is not installed")

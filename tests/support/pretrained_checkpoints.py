@@ -141,10 +141,8 @@ def nllb(folder: Path) -> Path:
     pieces = SentencePieceBPETokenizer()
     pieces.train_from_iterator(KOREAN + ENGLISH, 500, special_tokens=list(FAIRSEQ))
     state = json.loads(pieces._tokenizer.to_str())["model"]
-    merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = transformers.NllbTokenizer(
-        vocab=state["vocab"], merges=merges, src_lang="kor_Hang", tgt_lang="eng_Latn"
-    )
+    learned = {"vocab": state["vocab"], "merges": [tuple(merge) for merge in state["merges"]]}
+    tokenizer = transformers.NllbTokenizer(**learned, src_lang="kor_Hang", tgt_lang="eng_Latn")
     return built(folder, "m2m_100", tokenizer, len(tokenizer) + 2, {"attention_dropout": 0.0})
 
 
@@ -154,12 +152,11 @@ def m2m100(folder: Path, counted: bool = True) -> Path:
     pieces = train_pieces(folder / "sentencepiece.bpe.model", KOREAN + ENGLISH, "bpe")
     write_vocabulary(folder / "vocab.json", [*FAIRSEQ, *pieces])
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(folder / "sentencepiece.bpe.model")}
-    tokenizer = transformers.M2M100Tokenizer(**files, src_lang="ko", tgt_lang="en")
+    files |= {"src_lang": "ko", "tgt_lang": "en"}
+    tokenizer = transformers.M2M100Tokenizer(**files)
     languages = list(tokenizer.lang_token_to_id)
     if counted:  # as the published files have them
-        tokenizer = transformers.M2M100Tokenizer(
-            **files, src_lang="ko", tgt_lang="en", additional_special_tokens=languages
-        )
+        tokenizer = transformers.M2M100Tokenizer(**files, additional_special_tokens=languages)
         assert tokenizer.convert_tokens_to_ids("__en__") == tokenizer.lang_token_to_id["__en__"]
     rows = tokenizer.encoder_size + len(languages) + 8
     return built(folder, "m2m_100", tokenizer, rows, {"attention_dropout": 0.0})

@@ -166,10 +166,8 @@ def test_a_log_that_cannot_be_written_ends_no_run(make_loop, tmp_path, caplog):
 def test_an_update_that_is_not_a_number_is_skipped_and_counted_where_the_recipe_says_so(make_loop, caplog, tmp_path):
     loop = make_loop({"optimization.skip_nonfinite_updates": 1, "logging.every_updates": 3})
     spoil(loop, {2, 4})
-    weights, parameters = [], list(loop.engine.model.parameters())
-    around(
-        loop.engine, "step", after=lambda: weights.append(torch.cat([each.detach().flatten() for each in parameters]))
-    )
+    weights, trained = [], list(loop.engine.model.parameters())
+    around(loop.engine, "step", after=lambda: weights.append(torch.cat([each.detach().flatten() for each in trained])))
     progress = loop.run()
     assert (progress.update, progress.skipped_updates, progress.skipped_in_a_row) == (6, 2, 0)
     assert "update 2 is skipped: its gradient norm is nan" in caplog.text

@@ -33,9 +33,8 @@ BATCH = {"input_ids": torch.tensor([[5, 6, 7], [7, 9, 4]]), "labels": torch.tens
 def of_the_paper(logits, labels, alpha):
     """Return half of equation 4 of the paper, summed over target tokens one by one."""
     total = 0.0
-    for p, q, label in zip(
-        *(part.flatten(0, 1) for part in logits.softmax(-1).chunk(2)), labels.flatten(), strict=True
-    ):
+    halves = (part.flatten(0, 1) for part in logits.softmax(-1).chunk(2))
+    for p, q, label in zip(*halves, labels.flatten(), strict=True):
         if label != -100:
             cross_entropies = -p[label].log() - q[label].log()
             divergences = (p * (p / q).log()).sum() + (q * (q / p).log()).sum()
@@ -242,8 +241,8 @@ def test_what_does_not_fit_the_teacher_is_refused_before_training(tmp_path, dist
     other = train_tokenizers(pairs["source"], pairs["target"], vocab_size=400)
     other.save_pretrained(tmp_path / "other")
     assert_error(r"must be made with this tokenizer, but is not: set `tokenizer.path`", prepare, "other")
-    with pytest.raises(ValueError, match="must be made with this tokenizer"):
-        check_model(tiny_recipe(tmp_path / "run", changes), other)  # before the corpus is read
+    # Before the corpus is read.
+    assert_error("must be made with this tokenizer", check_model, tiny_recipe(tmp_path / "run", changes), other)
     # Another teacher of the same pairs makes it another run.
     write_teacher(tmp_path / "second", corpus.tokenizers, "builtin:train:310")
     assert prepare(**{"optimization.distillation": str(tmp_path / "second")}).fingerprint != expected

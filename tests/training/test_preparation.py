@@ -141,9 +141,7 @@ def test_a_config_that_is_none_or_missing_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
-def test_the_attention_kernel_is_the_one_asked_for_and_a_model_goes_on_with_its_own_tokenizers(
-    corpus, tmp_path, kernel
-):
+def test_the_kernel_is_the_one_asked_for_and_a_model_goes_on_with_its_own_tokenizers(corpus, tmp_path, kernel):
     settings = tiny_recipe(tmp_path, {"model.attn_implementation": kernel}).model
     model = make_model(settings, corpus.tokenizers)
     assert model.model.encoder.layers[0].self_attn.config._attn_implementation == kernel

@@ -97,9 +97,7 @@ QUICK += [("schedule_free", 5), ("muon", 4), ("all against overfitting", 4), ("r
 
 
 @pytest.mark.parametrize(("kind", "stop"), slow_but(QUICK, itertools.product(KINDS, range(1, END))))
-def test_a_run_stopped_after_any_update_ends_as_if_it_had_not_been(
-    make_loop, corpus, tmp_path, undisturbed, kind, stop
-):
+def test_a_run_stopped_after_any_update_ends_as_if_undisturbed(make_loop, corpus, tmp_path, undisturbed, kind, stop):
     if kind == "schedule_free":
         pytest.importorskip("schedulefree")
     data, changes = corpus, {**CHANGES, **KINDS[kind]}
@@ -154,9 +152,7 @@ def test_too_large_a_scale_skips_updates_without_an_error(corpus, tmp_path):
     assert all(torch.equal(before[name], weight) for name, weight in loop.engine.model.named_parameters())
 
 
-def test_a_run_stopped_before_its_validation_validates_when_it_goes_on(
-    make_loop, corpus, tmp_path, monkeypatch, undisturbed
-):
+def test_a_run_stopped_before_validation_validates_on_resuming(make_loop, corpus, tmp_path, monkeypatch, undisturbed):
     straight, loop = undisturbed("plain", make_loop, {}, corpus), make_loop(CHANGES, tmp_path / "run")
 
     def receive_a_signal(*_):

@@ -53,9 +53,7 @@ def trainer_of(place: Path, family: str, output: Path, pads_rows: bool, **argume
         metric = translation_metric.TranslationMetric()
         return {"bleu": metric.compute(predictions=texts[0], references=references)["bleu"]}
 
-    collator = transformers.DataCollatorForSeq2Seq(
-        tokenizer, model=model, label_pad_token_id=-100, pad_to_multiple_of=8
-    )
+    collator = transformers.DataCollatorForSeq2Seq(tokenizer, model=model, pad_to_multiple_of=8)
     settings = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 4, "learning_rate": 1e-3, **arguments}
     settings |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "save_steps": 2}
     # Smoothing needs the `decoder_input_ids` that only the collator of batches makes.

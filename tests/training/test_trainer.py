@@ -389,8 +389,7 @@ def test_a_stream_that_cannot_be_found_again_is_refused(tmp_path):
     options = {"per_device_train_batch_size": 2, "max_steps": 3, "save_strategy": "steps", "save_steps": 2}
     trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled()}, **options)
     other = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": shuffled().shuffle(seed=9)}, **options)
-    with pytest.raises(ValueError, match="repeat the resumed run's pairs"):
-        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_error("repeat the resumed run's pairs", other.train, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     for name in ("stream.json", "manifest.json"):
         (tmp_path / "checkpoint-2" / name).unlink()
     with pytest.raises(ValueError, match=r"must hold stream.json if `train_dataset` is a stream"):
@@ -407,10 +406,8 @@ def test_a_stream_that_cannot_be_divided_is_refused(tmp_path):
     options = {"per_device_train_batch_size": 2, "max_steps": 9}
     assert_refused(cases, lambda rows: trained(HeedSeq2SeqTrainer, tmp_path, given={"train_dataset": rows}, **options))
     for rows in (shuffled().take(0), []):
-        with pytest.raises(
-            ValueError, match="`eval_dataset` or `test_dataset` must hold at least one pair, but is empty"
-        ):
-            make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"eval_dataset": rows}, **options).evaluate()
+        trainer = make_trainer(HeedSeq2SeqTrainer, tmp_path, given={"eval_dataset": rows}, **options)
+        assert_error("`eval_dataset` or `test_dataset` must hold at least one pair, but is empty", trainer.evaluate)
 
 
 def test_nothing_is_trained_after_the_last_update_is_resumed(tmp_path):

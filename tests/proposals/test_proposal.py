@@ -45,7 +45,8 @@ def test_the_study_has_the_proposed_settings():
         settings = propose(facts, SERVER if machine == "GPU" else LAPTOP)[0]
         options = settings["model.options"]
         layers = f"{options['encoder_layers']} + {options['decoder_layers']}"
-        names = "optimizer", "learning_rate", "embedding_learning_rate", "tokens_per_update", "max_updates"
+        names = ["optimizer", "learning_rate", "embedding_learning_rate", "weight_decay"]
+        names += ["tokens_per_update", "max_updates"]
         *rates, tokens, updates = (settings.get(f"optimization.{name}") for name in names)
         found = [layers, options["d_model"], settings["tokenizer.vocab_size"], options["dropout"]]
         found += [tokens, updates, ", ".join(str(part) for part in rates if part)]
@@ -53,12 +54,13 @@ def test_the_study_has_the_proposed_settings():
 
 
 def test_muon_is_proposed_on_cpus_where_it_was_measured(tmp_path):
-    keys = [f"optimization.{name}" for name in ("optimizer", "learning_rate", "embedding_learning_rate")]
+    names = ("optimizer", "learning_rate", "embedding_learning_rate", "weight_decay")
+    keys = [f"optimization.{name}" for name in names]
     for pairs, machine, expected in (
-        (2000, LAPTOP, ("muon", 0.004, 0.008)),
-        (12_000, LAPTOP, ("muon", 0.006, 0.012)),
-        (113_000, LAPTOP, ("muon", 0.006, 0.012)),
-        (113_000, SERVER, ("adam", 0.0015, None)),
+        (2000, LAPTOP, ("muon", 0.004, 0.008, 0.63)),
+        (12_000, LAPTOP, ("muon", 0.006, 0.012, 0.16)),
+        (113_000, LAPTOP, ("muon", 0.006, 0.012, 0.16)),
+        (113_000, SERVER, ("adam", 0.0015, None, None)),
     ):
         settings = propose(DataFacts(pairs, 90.0, (100, 100)), machine)[0]
         assert tuple(map(settings.get, keys)) == expected

@@ -350,11 +350,12 @@ def test_what_is_proposed_fits_an_optimizer_schedule_or_model_of_the_users_own(t
         assert found(f"optimizer={name}") == (name, None, 0.002)
     assert found("schedule=paper", "optimizer=adam") == ("adam", None, 0.002)
     assert found("schedule=paper") == ("muon", 2.8021, 0.006)  # both are factors
-    assert found("weight_decay=0.1")[0] == "adamw"
+    assert found("weight_decay=0.1")[0] == "muon"
     for own, published in (("seed=1", "last"), ("validation.patience=3", "best"), ("validation.select=bleu", "best")):
         assert read_recipe(written(tmp_path, SHORT), [own], complete).checkpoints.publish == published
     path = written(tmp_path, SHORT + "model: {config: rnn-gru-additive}\n")
-    assert read_recipe(path, ["optimization.device=cpu"], complete).optimization.optimizer == "adam"
+    for own, chosen in (("seed=1", "adam"), ("optimization.weight_decay=0.1", "adamw")):
+        assert read_recipe(path, ["optimization.device=cpu", own], complete).optimization.optimizer == chosen
 
 
 @pytest.mark.parametrize("override", ["data.train=mine.tsv", "data={train: x, validation: y, source: ko, target: en}"])

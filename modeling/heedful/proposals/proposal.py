@@ -25,6 +25,7 @@ LOOKED_AT = 100_000  # pairs to measure lengths of
 # Floating-point operations per second for training small models: on a core with bfloat16 instructions, on others by
 # their registers, and on a GPU.
 BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
+WEIGHT_DECAY = 4.0  # of Muon, times rate and updates: see docs/studies/speedrun.md
 SMALL_OPERATIONS = 8e5  # a layer's norms, softmax and the like cost as much as this many weights
 WORD = re.compile(r"[^\s!-/:-@[-`{-~]+")  # without ASCII punctuation; `\w` would split at Hindi's vowel signs
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
@@ -171,7 +172,7 @@ def propose(
 def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
     """Return layers, width, tokens of an update, and passes over the pairs, more over fewer pairs."""
     if not machine.has_gpu:  # see docs/studies/speedrun.md
-        return 2 if pairs < 200_000 else 3, 128, 2048, min(64, max(2.7, 320_000 / pairs))
+        return 2 if pairs < 200_000 else 3, 128, 2048, min(50, max(2.7, 320_000 / pairs))
     if pairs >= 300_000:
         return 6, 512, 25_000, 8
     # From 5,000 to 20,000 pairs the model grows from 2 layers of 128 to 3 of 256.
@@ -183,13 +184,14 @@ def _sizes(pairs: int, machine: Machine) -> tuple[int, int, int, float]:
 def _rates(
     optimizer: str, schedule: str | None, width: int, warmup: int, has_gpu: bool, passes: float
 ) -> dict[str, Any]:
+    settings: dict[str, Any] = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
     # On CPUs, a user chose another optimizer than Muon, or a model, perhaps a wider one.
     rates = {"learning_rate": 0.384 / width if has_gpu else 0.002}
     if optimizer == "muon":
         rate = (0.512 if passes >= 30 else 0.768) / width
         rates = {"learning_rate": rate, "embedding_learning_rate": 2 * rate}
+        settings |= {"optimization.weight_decay": round(WEIGHT_DECAY / (rate * 10 * warmup), 2)}
     is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
-    settings = {} if optimizer == "schedule_free" else {"optimization.schedule": "linear"}
     factor = (width * warmup) ** 0.5 if is_factor else 1.0
     return settings | {f"optimization.{name}": round(rate * factor, 4) for name, rate in rates.items()}
 
@@ -215,13 +217,13 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     is_settled = bool(section_of(tree, "tokenizer"))
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
-    needed = "adamw" if given.get("weight_decay") else None
+    machine, cautious = this_machine(given.get("device", "auto")), "adamw" if given.get("weight_decay") else "adam"
     # A given model may have much larger matrices, or none for Muon.
-    cautious = needed or ("adam" if section_of(tree, "model") else None)
+    optimizer = cautious if machine.has_gpu or section_of(tree, "model") else "muon"
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
-    own = given.get("optimizer", cautious), given.get("schedule", "linear")
-    settings, minutes = propose(facts, this_machine(given.get("device", "auto")), *own)
+    own = given.get("optimizer", optimizer), given.get("schedule", "linear")
+    settings, minutes = propose(facts, machine, *own)
     if {"select", "patience"} & section_of(tree, "validation").keys():
         settings["checkpoints.publish"] = "best"  # the last weights would ignore the user's choice
     completed, chosen = with_settings({"name": name} | tree, settings)

@@ -74,19 +74,23 @@ class Table:
         self.train = (self.folder / "train.jsonl").resolve()
         lines = [json.dumps({"translation": row}, ensure_ascii=False) for row in self.rows[:pairs]]
         write_text(self.train, "\n".join(lines) + "\n")
-        model = {"d_model": WIDTH, "dropout": 0.3}
+        model = {"d_model": WIDTH, "dropout": 0.3, "norm_placement": "post"}
         for side in ("encoder", "decoder"):
             model |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * WIDTH}
         run = {
             "max_updates": UPDATES,
             "warmup_updates": UPDATES // 10,
+            "optimizer": "adam",
             "learning_rate": 0.003,
+            "embedding_learning_rate": "null",
+            "weight_decay": 0,
             "tokens_per_update": 4096,
             "mixed_precision": "bf16",
         }
         self.settings = [f"data.folder={corpus}", f"data.train={self.train}", f"tokenizer.vocab_size={vocabulary}"]
         self.settings += [f"model.options.{name}={value}" for name, value in model.items()]
         self.settings += [f"optimization.{name}={value}" for name, value in run.items()]
+        self.settings += ["checkpoints.every_updates=250", "checkpoints.keep_last=5", "checkpoints.publish=best"]
 
     def measure(self, row: str, seed: int) -> dict:
         """Train a row with the models that it needs, and return its scores."""

@@ -43,16 +43,11 @@ class Task(NamedTuple):
 SMALL = [f"model.options.{side}_{name}" for side in ("encoder", "decoder") for name in ("layers=3", "ffn_dim=512")]
 SMALL += ["model.options.d_model=128", "model.options.dropout=0.3", "tokenizer.vocab_size=4000"]
 PLAIN = ("optimization.mixed_precision=no", "optimization.token_budget=null", "checkpoints.publish=last")
-PLAIN += ("checkpoints.keep_last=1",)
+PLAIN += ("checkpoints.keep_last=1", "model.options.norm_placement=post")
+PLAIN += ("optimization.embedding_learning_rate=null", "optimization.weight_decay=0")
 TOKENS = "optimization.tokens_per_update="
 TASKS = {
-    "quickstart": Task(
-        "quickstart",
-        900,
-        (*PLAIN, "optimization.max_minutes=null", "optimization.embedding_learning_rate=null"),
-        "test",
-        "exact_match",
-    ),
+    "quickstart": Task("quickstart", 900, (*PLAIN, "optimization.max_minutes=null"), "test", "exact_match"),
     "tatoeba": Task("tatoeba-en-de", 2000, (*PLAIN, *SMALL, f"{TOKENS}2048"), "test", "bleu", 20_000),
     "tatoeba-large": Task("tatoeba-en-de", 500, (*PLAIN, *SMALL, f"{TOKENS}8192"), "test", "bleu", 20_000),
     "cmudict": Task("cmudict-g2p", 1000, (*PLAIN, f"{TOKENS}4096"), "held_out", "exact_match", 20_000),

@@ -25,7 +25,7 @@ LOOKED_AT = 100_000  # pairs to measure lengths of
 # Floating-point operations per second for training small models: on a core with bfloat16 instructions, on others by
 # their registers, and on a GPU.
 BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
-WEIGHT_DECAY = 4.0  # of Muon, times rate and updates: see docs/studies/speedrun.md
+WEIGHT_DECAY = 4.0  # of Muon, times rate and updates, which are ten times the warm-up: see docs/studies/speedrun.md
 SMALL_OPERATIONS = 8e5  # a layer's norms, softmax and the like cost as much as this many weights
 WORD = re.compile(r"[^\s!-/:-@[-`{-~]+")  # without ASCII punctuation; `\w` would split at Hindi's vowel signs
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
@@ -217,7 +217,8 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     is_settled = bool(section_of(tree, "tokenizer"))
     count = len(pairs) if isinstance(pairs, Sized) else None
     given = section_of(tree, "optimization")
-    machine, cautious = this_machine(given.get("device", "auto")), "adamw" if given.get("weight_decay") else "adam"
+    machine = this_machine(given.get("device", "auto"))
+    cautious = "adamw" if given.get("weight_decay") else "adam"
     # A given model may have much larger matrices, or none for Muon.
     optimizer = cautious if machine.has_gpu or section_of(tree, "model") else "muon"
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))

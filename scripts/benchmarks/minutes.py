@@ -3,10 +3,11 @@
     python scripts/benchmarks/minutes.py ko-en data.folder=path/to/ko_en optimization.max_updates=1200
 
 The recipe sets both models' sizes, optimization and decoding; its keys follow as for `heedful train`. Marian has
-Heed's tokenizer, pairs, dropout, label smoothing, Adam, schedule, precision and average pairs per update, its own
+Heed's tokenizer, pairs, dropout, label smoothing, schedule, precision and average pairs per update, Adam, its own
 initial weights, and transformers' faster options: `group_by_length`, the plain kernel, and kept freed memory. The time
-of its first steps decides how many fit into Heed's minutes. `--learning-rate` is Marian's peak, if different;
-`resume=true` keeps a finished run of Heed. The schedule must exist in transformers. Each row is a model on a test set.
+of its first steps decides how many fit into Heed's minutes. `--learning-rate` is Marian's peak, if different from
+Heed's, as for a recipe with Muon; `resume=true` keeps a finished run of Heed. The schedule must exist in transformers.
+Each row is a model on a test set.
 """
 
 import math

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from .configuration_base_heed import IGNORED_LABEL
-from .fast_paths_heed import computing_dtype, is_eager, linear
+from .fast_paths_heed import computing_dtype, filled, is_eager, linear
 from .messages_heed import wrong
 
 # Tokens whose logits `OutputLoss` holds at once on the CPU, in float32 and bfloat16: the fastest numbers.
@@ -72,12 +72,15 @@ class OutputLoss(torch.autograd.Function):
                 at_once = max(TOKENS_AT_ONCE, LOGITS_ON_GPU // len(weight))
             for rows in predicted.split(at_once // len(predicted), dim=1) if predicted.numel() else ():
                 rows = rows.flatten()
-                part, target = states[rows].to(dtype), labels[rows][:, None]
-                logits = linear(part, matrix, None if bias is None else bias.to(dtype))  # (len(rows), V)
+                # Row 0 fills up the others, without a gradient.
+                part = states[F.pad(rows, (0, filled(len(rows)) - len(rows)))].to(dtype)
+                target = labels[rows][:, None]
+                logits = linear(part, matrix, None if bias is None else bias.to(dtype))  # (filled(len(rows)), V)
                 compute = replace_by_gradient if objective is None else objective.at(rows).replace_by_gradient
-                total = total + compute(logits, target, smoothing, of_bias)
+                total = total + compute(logits[: len(rows)], target, smoothing, of_bias)
+                logits[len(rows) :] = 0
                 if of_states is not None:
-                    of_states[rows] = linear(logits, matrix.t(), None).to(states.dtype)
+                    of_states[rows] = linear(logits, matrix.t(), None)[: len(rows)].to(states.dtype)
                 if of_weight is not None:
                     # In parts: the whole matrix's product would double the memory.
                     parts = of_weight.split(MATRIX_ROWS_AT_ONCE), logits.split(MATRIX_ROWS_AT_ONCE, 1)
@@ -105,12 +108,16 @@ def replace_by_gradient(
     total = torch.zeros((), device=logits.device)
     size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
     for part, target in zip(logits.split(size), targets.split(size), strict=True):
-        gradient = part.softmax(-1, dtype=torch.float32)  # the probabilities, (size, V)
-        # log Σ exp(logits): the largest logit minus the logarithm of its probability, which cannot underflow.
-        normaliser = part.amax(-1).float() - gradient.amax(-1).log()  # (size)
-        total += (normaliser - (1 - smoothing) * part.gather(1, target)[:, 0].float()).sum()
+        scores = part.float()  # (size, V): float32 logits themselves, which are overwritten
+        largest = scores.amax(-1, keepdim=True)
+        losses = largest - (1 - smoothing) * scores.gather(1, target)
         if smoothing:
-            total -= smoothing * part.mean(-1, dtype=torch.float32).sum()
+            losses -= smoothing * scores.mean(-1, keepdim=True)
+        gradient = scores.sub_(largest).exp_()
+        sums = gradient.sum(-1, keepdim=True)
+        total += (losses + sums.log()).sum()
+        gradient.div_(sums)  # the probabilities
+        if smoothing:
             gradient -= smoothing / gradient.shape[-1]
         gradient.scatter_add_(1, target, gradient.new_full(target.shape, smoothing - 1))
         if of_bias is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .configuration_base_heed import IGNORED_LABEL, HeedBaseConfig
-from .fast_paths_heed import has_observers
+from .fast_paths_heed import filled, has_observers
 
 # Encodings that need only the packed row's positions.
 PACKED_ENCODINGS = ("sinusoidal", "rotary", "none")
@@ -60,13 +60,14 @@ class UniqueRows(torch.autograd.Function):
 
 
 class PackedTokens(Layout):
-    """A padded batch's tokens in one row, with one padding position, whose gradient must be zero."""
+    """A padded batch's tokens in one row, filled up with padding positions, whose gradient must be zero."""
 
     def __init__(self, tokens: torch.Tensor):
         flat = tokens.flatten()
         count = int(flat.sum())
         self.shape = tokens.shape
-        self.numbers = torch.cat([flat.nonzero()[:, 0], flat.logical_not().nonzero()[:1, 0]])  # (N + 1)
+        fillers = flat.logical_not().nonzero()[: filled(count + 1) - count, 0]
+        self.numbers = torch.cat([flat.nonzero()[:, 0], fillers])  # (N)
         self.inverse = (flat.cumsum(0) - 1).masked_fill_(~flat, count)  # (batch · length)
 
     def fits(self, states: torch.Tensor) -> bool:
@@ -74,11 +75,11 @@ class PackedTokens(Layout):
         return self.shape == states.shape[:2]
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(B, length, D)` as `(1, N + 1, D)`."""
+        """Lay out `(B, length, D)` as `(1, N, D)`."""
         return UniqueRows.apply(states.flatten(0, 1), self.numbers, self.inverse).unsqueeze(0)
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
-        """Lay out `(1, N + 1, D)` as `(B, length, D)`."""
+        """Lay out `(1, N, D)` as `(B, length, D)`."""
         return UniqueRows.apply(states.flatten(0, 1), self.inverse, self.numbers).unflatten(0, self.shape)
 
 

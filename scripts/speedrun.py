@@ -53,7 +53,6 @@ def narrow_model(layers: int, updates: int, weight_decay: float) -> dict[str, An
         "optimization.max_updates": updates,
         "optimization.warmup_updates": updates // 10,
         "optimization.tokens_per_update": 4096,
-        "optimization.r_drop": None,
     }
 
 

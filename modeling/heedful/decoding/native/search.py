@@ -34,9 +34,11 @@ class SearchSettings:
         # transformers' beam search treats id 0 as no padding token.
         self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
-        # Other libraries' processors may do so too; then finished sentences stay.
+        self.drawing = [each for each in others if hasattr(each, "keep")]  # these follow the rows that stay
+        # Other libraries' processors may depend on the row number too; then finished sentences stay.
         self.keeps_rows = any(
-            type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS) for each in others
+            type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS)
+            for each in {*others}.difference(self.drawing)
         )
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -85,6 +87,8 @@ def greedy_search(
             if settings.is_worth_leaving(len(rows) - left, len(rows)):
                 kept = is_open.nonzero()[:, 0]
                 state.keep(kept)
+                for drawing in settings.drawing:
+                    drawing.keep(kept)
                 rows, newest, is_open = rows[kept], newest[kept], is_open[kept]
     normalised = totals / lengths**settings.config.length_penalty if is_scored else None
     return room[:, : length + 1], normalised

@@ -14,8 +14,7 @@ from heedful.files import check_at_least
 class SeededSampling:
     """Draw translations from the model's distribution, the same for a sentence in any batch.
 
-    The n-th sentence has random numbers from `seed` and n. Each logit gets Gumbel noise, so the largest sum is a draw
-    from the softmax. A setting out of range is a `ValueError`.
+    The n-th sentence has random numbers from `seed` and n. A setting out of range is a `ValueError`.
     """
 
     seed: int = 1
@@ -29,7 +28,7 @@ class SeededSampling:
             raise ValueError(f"`temperature` must be above 0 and finite, but is {self.temperature} instead.")
 
     def prepare(self, config: GenerationConfig, split: bool) -> None:
-        """Let greedy search draw translations from the largest noisy logits."""
+        """Let greedy search find the drawn tokens."""
         if split or config.num_beams > 1 or config.num_return_sequences > 1:
             must = "one beam, one translation per line and no `split`"
             given = f"{config.num_beams}, {config.num_return_sequences} and {split}"
@@ -37,15 +36,18 @@ class SeededSampling:
         config.do_sample, config.temperature, config.top_k, config.top_p = False, None, None, None
 
     def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
-        """Return the noise for a batch with these sentence numbers."""
-        return LogitsProcessorList([_GumbelNoise(self, numbers)])
+        """Return the draws for a batch with these sentence numbers."""
+        return LogitsProcessorList([_Draws(self, numbers)])
 
 
-class _GumbelNoise(LogitsProcessor):
+class _Draws(LogitsProcessor):
     def __init__(self, sampling: SeededSampling, numbers: Sequence[int]):
         self.sampling = sampling
-        seeds = (np.random.SeedSequence([sampling.seed, number]).generate_state(1, np.uint64) for number in numbers)
-        self.generators = [torch.Generator().manual_seed(int(seed[0])) for seed in seeds]
+        self.generators = [np.random.PCG64(np.random.SeedSequence([sampling.seed, number])) for number in numbers]
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Forget all but some rows."""
+        self.generators = [self.generators[row] for row in rows.tolist()]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `(batch, vocabulary)` logits whose largest is a draw."""
@@ -53,5 +55,8 @@ class _GumbelNoise(LogitsProcessor):
         if self.sampling.top_k is not None:
             least = scores.topk(min(self.sampling.top_k, scores.shape[1])).values[:, -1:]
             scores = scores.masked_fill(scores < least, -torch.inf)
-        drawn = [torch.empty(scores.shape[1]).exponential_(generator=generator) for generator in self.generators]
-        return scores - torch.stack(drawn).log().to(scores.device)
+        sums = scores.softmax(-1).cumsum(-1)
+        drawn = [(int(each.random_raw()) >> 11) / 2**53 for each in self.generators]  # raw: numpy never changes it
+        places = torch.tensor(drawn, device=sums.device)[:, None] * sums[:, -1:]
+        places = places.minimum(sums[:, -1:].nextafter(places.new_zeros(())))  # a product may be rounded up
+        return torch.full_like(scores, -torch.inf).scatter_(1, torch.searchsorted(sums, places, right=True), 0.0)

@@ -20,7 +20,6 @@ from .messages_heed import wrong
 TOKENS_AT_ONCE, BFLOAT16_TOKENS_AT_ONCE = 256, 1024
 LOGITS_ON_GPU = 2**27  # held at once on a GPU, where a small operation takes as long as a large one
 MATRIX_ROWS_AT_ONCE = 8192  # of the pre-softmax matrix, whose gradients are added at once
-Given = torch.Tensor | None
 LOGITS_AT_ONCE = 2**18  # whose softmax is computed at once on the CPU, to fit its cache
 
 
@@ -99,17 +98,16 @@ class OutputLoss(torch.autograd.Function):
 
 
 def replace_by_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: Given, weights: Given = None
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, of_bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the summed loss of `(N, V)` logits and `(N, 1)` targets, and overwrite the logits by its gradient.
 
     The gradient is the probability minus the target's: 1 - ε_ls + ε_ls/V at the label, ε_ls/V elsewhere. The bias's
-    gradient is added to `of_bias`. `(N, 1)` weights multiply the losses.
+    gradient is added to `of_bias`.
     """
     total = torch.zeros((), device=logits.device)
     size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
-    for start in range(0, len(logits), size):
-        part, target = (values[start : start + size] for values in (logits, targets))
+    for part, target in zip(logits.split(size), targets.split(size), strict=True):
         scores = part.float()  # (size, V): float32 logits themselves, which are overwritten
         largest = scores.amax(-1, keepdim=True)
         losses = largest - (1 - smoothing) * scores.gather(1, target)
@@ -117,15 +115,11 @@ def replace_by_gradient(
             losses -= smoothing * scores.mean(-1, keepdim=True)
         gradient = scores.sub_(largest).exp_()
         sums = gradient.sum(-1, keepdim=True)
-        losses += sums.log()
+        total += (losses + sums.log()).sum()
         gradient.div_(sums)  # the probabilities
         if smoothing:
             gradient -= smoothing / gradient.shape[-1]
         gradient.scatter_add_(1, target, gradient.new_full(target.shape, smoothing - 1))
-        if weights is not None:
-            losses *= weights[start : start + size]
-            gradient *= weights[start : start + size]
-        total += losses.sum()
         if of_bias is not None:
             of_bias += gradient.sum(0)
         part.copy_(gradient)

@@ -14,7 +14,7 @@ from heedful import processor_heed
 from heedful.checking import pairs as texts
 from heedful.checking import tokens
 from heedful.checking.estimate import Rehearsal, plan_batches
-from heedful.checking.findings import Level, RecipeFinding, percent
+from heedful.checking.findings import Level, RecipeFinding
 from heedful.checking.pairs import Pairs
 from heedful.checking.run_length import check_run_length
 from heedful.configuration_base_heed import position_limit
@@ -25,17 +25,15 @@ from heedful.data.sources import table_files
 from heedful.data.tables import layouts_of, table_rows
 from heedful.files import check_at_least, first_line
 from heedful.packed_rows_heed import why_padded
-from heedful.training.model_of_recipe import check_model, make_model, make_rewards
+from heedful.training.model_of_recipe import check_model, make_model
 from heedful.training.preparation import earlier_tokenizers, tokenizers_of
 from heedful.training.processes.devices import make_accelerator, runs_on_cpu
 from heedful.training.publication import UNDETERMINED, language_codes
 from heedful.training.recipe import OptimizationRecipe, Recipe
 from heedful.training.run_folder.folder import check_output_folder
-from heedful.training.start_checks import HALF, check_installed, faults, tokenizer_key
-from heedful.training.updates.rewards import sums_of
+from heedful.training.start_checks import check_installed, faults, tokenizer_key
 
 TIMED = 3  # updates
-REWARDED = 64  # validation sources
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 KEY = re.compile(r"`((?:data|decoding|logging|model|optimization|tokenizer|validation)\.[a-z_]+(?:\.\w+)*)`")
 # Keys whose check and refusing step have different names.
@@ -232,14 +230,6 @@ class _Examination:
             except (ValueError, torch.OutOfMemoryError) as error:  # the recipe may be for another machine
                 message = f"The number of updates in `max_minutes` could not be measured here: {first_line(error)}"
                 yield RecipeFinding("speed", "note", message, "optimization.max_minutes")
-        if (rewards := make_rewards(recipe.optimization.reward, recipe.decoding, recipe.seed, corpus)) is not None:
-            rows = [corpus.validation[index] for index in range(min(len(corpus.validation), REWARDED))]
-            sums = sums_of(rewards.samples(make_model(recipe.model, corpus.tokenizers), rows, 0, token_budget=4096))
-            if (equal := sums["equal_rewards"] / len(rows)) > HALF:
-                mean, where = sums["reward"] / sums["outputs"], f"{percent(equal)} of {len(rows)} validation sources"
-                message = f"All outputs for {where} have the same reward ({mean:.2f} on average), and teach nothing."
-                advice = "Train the start longer, choose a finer reward, or raise `optimization.reward.temperature`."
-                yield RecipeFinding("reward", "warning", message, "optimization.reward.name", advice)
         per_epoch = None if share is None or plan.updates_per_epoch is None else plan.updates_per_epoch * share
         measured = config.d_model, per_epoch, seconds
         yield from check_run_length(settings, recipe.validation, recipe.checkpoints, *measured)

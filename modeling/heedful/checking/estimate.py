@@ -24,7 +24,7 @@ from heedful.data.epochs.micro_batches import split_update
 from heedful.files import duration
 from heedful.messages_heed import shortened
 from heedful.protocols import TrainableModel
-from heedful.training.model_of_recipe import make_engine, make_model, make_rewards
+from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.preparation import corpus_of, earlier_tokenizers
 from heedful.training.processes.collectives import all_reduce
 from heedful.training.processes.devices import float32_products, hardware_in_words, make_accelerator
@@ -33,7 +33,6 @@ from heedful.training.recipe_file import to_yaml
 from heedful.training.run_folder.folder import check_output_folder
 from heedful.training.start_checks import check_installed, check_start, faults
 from heedful.training.updates.model_size import memory_of_machine
-from heedful.training.updates.rewards import Rewards
 from heedful.training.updates.schedule import learning_rate
 
 LOOKED_AT_UPDATES = 500  # in the first epoch, for padding and the largest micro-batch
@@ -196,8 +195,6 @@ def dry_run(recipe: Recipe) -> DryRun:
         # The process keeps freed memory in pieces that fit no later tensor.
         memory["freed, but kept by the allocator"] = max(0, process_memory() - sum(memory.values()))
     seconds = speed.seconds(batches.padded_tokens)
-    if (rewards := make_rewards(recipe.optimization.reward, recipe.decoding, recipe.seed, corpus)) is not None:
-        seconds = speed.of_step + rehearsal.seconds_of_samples(rewards, batches.first[0])
     end = run_end(settings, batches.updates_per_epoch, seconds)
     return DryRun(recipe, corpus, batches, seconds, end, parameters, matrices, memory, accelerator, d_model)
 
@@ -293,17 +290,6 @@ class Rehearsal:
                 times.append(self.take_update(parts))
         passes, step = map(sum, zip(*times, strict=True))
         return Speed(passes / sum(map(_busiest, updates[: len(times)])), step / len(times))
-
-    def seconds_of_samples(self, rewards: Rewards, parts: Parts) -> float:
-        """Return an update's seconds with the model's outputs, without the optimizer's."""
-        rows, seconds = [row for part in parts for rows in part for row in rows], 0.0
-        for _ in range(2):  # the first time warms up
-            begun, budget = self._now(), self.settings.micro_batch_tokens
-            samples = rewards.on_ranks(self.engine.network, rows, 0, budget, accelerator=self.accelerator)
-            self._accumulate(split_update(rewards.weighted([rows], samples), budget, self.accelerator.num_processes))
-            seconds = self._now() - begun
-        self.engine.discard()
-        return float(sum(all_reduce(self.accelerator, seconds)) / self.accelerator.num_processes)
 
     def activation_memory(self, rows: list[Row], of_token: float) -> int:
         """Measure a micro-batch's peak bytes apart from weights and moments; a slow one is measured on a part."""

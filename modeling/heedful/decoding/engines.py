@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -58,8 +57,6 @@ class Translation(Hypothesis):
 
 class GenerateEngine:
     """transformers' `generate()`. `ensemble` are more models to average with; `tokenizer` is for targets."""
-
-    is_scored = True  # whether another pass computes the scores that a search lacks
 
     def __init__(self, model: Seq2SeqModel, ensemble: Sequence[Seq2SeqModel] = (), tokenizer: Tokenizer = None):
         self.model, self.ensemble, self.tokenizer = model, ensemble, tokenizer
@@ -119,11 +116,11 @@ class GenerateEngine:
         inputs = pad_sources(sources, special_token(self.model, "pad_token_id"), device_of(self.model))
         sequences, scores = self.generate(inputs, settings, processor)
         counts, finished = count_tokens(sequences, inputs["attention_mask"], config, self.tokenizer)
-        if scores is None and self.is_scored:
+        if scores is None:
             scores = score_sequences(self.model, inputs, sequences, counts, config)
         # The first token is the decoder's start token, and padding follows </s>.
         rows = (tuple(row[1 : count + 1]) for row, count in zip(sequences.tolist(), counts.tolist(), strict=True))
-        yield from map(Hypothesis, rows, repeat(None) if scores is None else scores.tolist(), finished.tolist())
+        yield from map(Hypothesis, rows, scores.tolist(), finished.tolist())
 
 
 # One thread at a time translates with a model, because another would restore dropout too early.

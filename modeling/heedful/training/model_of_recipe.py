@@ -11,24 +11,21 @@ from accelerate.utils import DistributedType
 
 import heedful
 from heedful.configuration_base_heed import HeedBaseConfig, position_limit
-from heedful.data.epochs.corpus import Corpus
 from heedful.data.epochs.teacher import TeacherTokens
 from heedful.data.tokenization import TokenizerPair
 from heedful.decoding.loading import load_model
-from heedful.evaluation.metrics import fitting_tokenizer
 from heedful.messages_heed import wrong
 from heedful.protocols import TrainableModel
 from heedful.training.loop.feed import Feed, may_pack
 from heedful.training.processes.devices import runs_on_cpu
 from heedful.training.processes.launcher import world_size
-from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRecipe, Recipe, RewardRecipe
+from heedful.training.recipe import ModelRecipe, OptimizationRecipe, Recipe
 from heedful.training.recipe_file import MODELS, sizes, suggestion
 from heedful.training.updates.compilation import body_of, check_compile
 from heedful.training.updates.engine import TrainingEngine
 from heedful.training.updates.model_size import check_memory
 from heedful.training.updates.objective import Objective
 from heedful.training.updates.optimizers import make_optimizer
-from heedful.training.updates.rewards import Rewards, reward_function
 from heedful.versions_heed import CHECKPOINTING
 
 MODEL_TYPES = ("heed", "heed_rnn")
@@ -66,8 +63,6 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
         raise wrong("optimization.shrink_token_budget", must, "true", advice="set `optimization.token_budget` lower")
     must = "be another one if weights are sharded, because Muon needs whole matrices"
     settings.require(settings.optimizer != "muon" or not is_sharded, "optimizer", must)
-    is_met = not is_sharded or settings.reward.name is None
-    settings.reward.require(is_met, "name", "be empty if weights are sharded: each rank samples from all of them")
     packs = not is_sharded and may_pack(model, accelerator)
     body = None
     if settings.compile is True or (settings.compile == "auto" and accelerator.device.type == "cuda"):
@@ -77,15 +72,6 @@ def make_engine(accelerator: Accelerator, model: TrainableModel, settings: Optim
     decides_on_device = accelerator.device.type == "cuda" and accelerator.scaler is None and not is_sharded
     decides_on_device = decides_on_device and settings.optimizer in ("adam", "adamw")
     return TrainingEngine(model, make_optimizer(model, settings), feed, body, decides_on_device)
-
-
-def make_rewards(settings: RewardRecipe, decoding: DecodingRecipe, seed: int, corpus: Corpus) -> Rewards | None:
-    """Return a recipe's rewards, if any."""
-    if settings.name is None:
-        return None
-    references = [[pair["target"]] for pair in corpus.validation_pairs]
-    function = reward_function(settings.name, fitting_tokenizer(decoding.bleu_tokenizer, references))
-    return Rewards(settings, function, corpus.tokenizers, seed, decoding.max_length - 1)
 
 
 def check_model(recipe: Recipe, given: TokenizerPair | None) -> None:

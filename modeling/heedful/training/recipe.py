@@ -40,26 +40,6 @@ class ModelRecipe(Section, section="model"):
         self.require(is_met, "start_from", "be empty if `model.config` or `model.options` are given")
 
 
-@dataclass(frozen=True)
-class RewardRecipe(Section, section="optimization.reward"):
-    """Rewards for a trained model's own outputs, in addition to the references or instead of them."""
-
-    name: str | None = key(
-        "chrf, bleu, exact_match, token_error_rate, character_error_rate (errors count below 0), or MODULE:FUNCTION, "
-        "whose code gets lists of sources, outputs and references, and returns a number for each output; empty: none",
-        None,
-    )
-    samples: int = key("outputs per source in an update", 8, least=2)
-    temperature: float = key("divides the logits of drawn tokens", 1.0, above=0)
-    weight: float = key("weight of the rewards; the cross-entropy has the rest", 0.9, above=0, most=1)
-
-    def check(self) -> None:
-        """Refuse keys that would be ignored."""
-        for name in ("samples", "temperature", "weight"):
-            is_met = self.name is not None or getattr(self, name) == getattr(type(self), name)
-            self.require(is_met, name, "be left out if `optimization.reward.name` is empty")
-
-
 @dataclass
 class OptimizationRecipe(Section, section="optimization"):
     """How to change the weights, and for how long."""
@@ -102,7 +82,6 @@ class OptimizationRecipe(Section, section="optimization"):
         None,
     )
     distillation_weight: float = key("weight of the cross-entropy with the teacher's tokens", 0.5, above=0, most=1)
-    reward: RewardRecipe = key("rewards for outputs, if the model is trained already", RewardRecipe)
     mixed_precision: Literal["no", "tf32", "bf16", "fp16"] = key("no, bf16; GPU only: tf32 (10 bits), fp16", "no")
     device: Literal["auto", "cpu", "cuda"] = key("auto, cpu, cuda", "auto", resumes=True)
     compile: Literal["auto"] | bool = key("true, false; auto: GPU runs above five minutes", "auto", resumes=True)
@@ -124,9 +103,6 @@ class OptimizationRecipe(Section, section="optimization"):
         must = "be constant or empty with schedule_free, which averages weights in place of a schedule"
         self.require(not is_free or self.schedule in (None, "constant"), "schedule", must)
         self.require(not is_free or self.beta1, "beta1", "be above 0 with schedule_free, whose averages need it")
-        for name, other in (("r_drop", None), ("distillation", None), ("optimizer", "schedule_free")):
-            is_met = self.reward.name is None or (getattr(self, name) == other) == (other is None)
-            self.require(is_met, name, "be another one with rewards" if other else "be empty with rewards")
 
     @property
     def schedule_in_use(self) -> str:
@@ -260,8 +236,6 @@ class Recipe(Section):
         if self.given_tokenizer is None:
             check_size("tokenizer.vocab_size", *tokenizer.sides[0], len(SPECIAL_TOKENS) + len(data.control_tokens))
         tokenizer.require(tokenizer.joint or not data.denoise, "joint", "be true if `data.denoise` is given")
-        must = "be given with `optimization.reward`, because only a trained model's outputs earn rewards"
-        self.model.require(self.optimization.reward.name is None or self.model.start_from, "start_from", must)
         if self.optimization.distillation is not None:
             noise = {name: share for name, share in asdict(data.augmentation).items() if share}
             drawn: dict[str, Any] = {"data.streaming": data.streaming, "data.augmentation": noise}

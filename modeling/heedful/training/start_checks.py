@@ -20,7 +20,6 @@ from heedful.evaluation.metrics import score_translations
 from heedful.files import import_extra
 from heedful.messages_heed import shortened, wrong
 from heedful.training.recipe import DecodingRecipe, ModelRecipe, OptimizationRecipe, Recipe, ValidationRecipe
-from heedful.training.updates.rewards import reward_function
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +39,12 @@ class Fault(NamedTuple):
 
 
 def check_installed(settings: OptimizationRecipe, bleu_tokenizer: str | None, trackers: Sequence[str]) -> None:
-    """Raise a `ValueError` for an optimizer, reward, BLEU tokenizer or tracker that is not installed."""
+    """Raise a `ValueError` for an optimizer, BLEU tokenizer or tracker that is not installed."""
     if settings.optimizer == "schedule_free":
         try:
             import_extra("schedulefree", "optimizers")
         except ImportError as error:
             raise wrong("optimization.optimizer", f"be installed ({error})", "schedule_free") from error
-    if settings.reward.name is not None:
-        reward_function(settings.reward.name)
     try:
         score_translations([""], [""], tokenize=bleu_tokenizer, metrics=("bleu",))
     except (ImportError, ValueError) as error:

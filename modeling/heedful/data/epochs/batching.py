@@ -7,13 +7,13 @@ it among ranks. Rows cost *padded tokens*: rows × (longest source + longest tar
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from heedful.files import check_at_least
 
-Row = dict[str, Any]  # one pair's `input_ids` and `labels`, and perhaps a `weight`
+Row = dict[str, list[int]]  # one pair's `input_ids` and `labels`
 TokenCounts = Sequence[int] | np.ndarray
 
 STRIPE_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)

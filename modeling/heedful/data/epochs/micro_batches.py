@@ -19,7 +19,6 @@ SHORTEST_LIMIT = 256  # tokens: rows up to this length share a program
 STEPS, UNIT, LARGEST_STEP = 16, 64, 2048
 # Added rows at most, and tokens at least on each side: each row needs a token, as attention to no key is NaN.
 FILLING_ROWS = 16
-WEIGHTS = "weights"  # a batch's column with weights of labels
 RankBatches = list[list[Row]]  # the rows of a rank's micro-batches
 Tensors = dict[str, Any]  # by `collate` or `laid_end_to_end`
 Lengths = tuple[int, int, int]  # source length, target length, row number

@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import IGNORED_LABEL
 from heedful.data.epochs.batching import Row
-from heedful.data.epochs.micro_batches import WEIGHTS, MicroBatch, collate, laid_end_to_end, micro_batches_of_rank
+from heedful.data.epochs.micro_batches import MicroBatch, collate, laid_end_to_end, micro_batches_of_rank
 from heedful.data.epochs.teacher import teacher_tensors
 from heedful.fast_paths_heed import runs_known_code
 from heedful.packed_rows_heed import Packing, why_padded
@@ -70,10 +69,6 @@ class Feed:
             tensors = collate(rows, pad)
         if self.objective is not None:
             tensors |= teacher_tensors(rows, tensors["labels"])
-        if "weight" in rows[0]:
-            known, lengths = tensors["labels"] != IGNORED_LABEL, [len(row["labels"]) for row in rows]
-            of_labels = torch.from_numpy(np.repeat([row["weight"] for row in rows], lengths)).float()
-            tensors[WEIGHTS] = torch.zeros(known.shape).masked_scatter_(known, of_labels)
         return pinned(tensors) if self.is_ahead else tensors
 
     def inputs(self, micro_batch: MicroBatch) -> "tuple[dict[str, Any], Objective | None]":

@@ -17,13 +17,12 @@ from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm.auto import tqdm
 
-from heedful.data.epochs.batching import Row
 from heedful.data.epochs.corpus import Corpus, StoredRows, Update
 from heedful.data.epochs.micro_batches import split_update
 from heedful.training.loop.feed import MadeUpdate, made_ahead
 from heedful.training.loop.monitoring import LOG_FILE, RunLog
 from heedful.training.loop.validation import LOWER_IS_BETTER, validate
-from heedful.training.model_of_recipe import make_engine, make_model, make_rewards
+from heedful.training.model_of_recipe import make_engine, make_model
 from heedful.training.processes.collectives import any_rank, broadcast
 from heedful.training.processes.devices import kind_of_machine
 from heedful.training.processes.heartbeat import lost_processes_reported, make_watch
@@ -33,7 +32,6 @@ from heedful.training.run_folder.checkpoints import CheckpointStore, checkpoint_
 from heedful.training.run_folder.progress import Progress, place_in_run
 from heedful.training.start_checks import check_start, faults
 from heedful.training.updates.engine import Result, Results
-from heedful.training.updates.rewards import Rewards, sums_of, weakness_of
 from heedful.training.updates.schedule import learning_rate
 
 logger = logging.getLogger(__name__)
@@ -71,8 +69,6 @@ class TrainingLoop:
         if resumed_from is not None:
             self.progress = self.checkpoints.load(resumed_from, self.progress)
         self.checkpoints.clear(self.progress)
-        self.rewards = make_rewards(recipe.optimization.reward, recipe.decoding, recipe.seed, corpus)
-        self._known: set[str | None] = {None}  # weaknesses of samples
         self.log = RunLog(recipe.folder / LOG_FILE, accelerator, self.engine.network)
         self.log.rewind(self.progress)
         self.results = Results(accelerator)
@@ -107,10 +103,7 @@ class TrainingLoop:
     def _train(self, bar: tqdm) -> None:
         self._started = time.perf_counter() - self.progress.seconds
         self.engine.model.train()
-        if self.rewards is not None and self.progress.validated_update < 0:
-            self.checkpoints.save(self.progress, must=False)  # the start may remain the best
-            self._validate()
-        elif self.progress.awaits_validation:
+        if self.progress.awaits_validation:
             self._validate()  # the run stopped between saving and validating
         if self._is_finished():
             logger.info("nothing is left to train: the run ended after %s updates", self.progress.update)
@@ -151,21 +144,9 @@ class TrainingLoop:
         parts = split_update(update, budget, self.accelerator.num_processes)
         return MadeUpdate(epoch, number, update, budget, parts, self.engine.feed.micro_batches(parts))
 
-    def _with_samples(self, rewards: Rewards, update: MadeUpdate, rows: list[Row]) -> MadeUpdate:
-        """Add the model's outputs with their weights to an update."""
-        begun, model, done = time.perf_counter(), self.engine.network, self.progress.update
-        samples = rewards.on_ranks(model, rows, done, self.token_budget, accelerator=self.accelerator)
-        self.progress.count(**sums_of(samples), sampling_seconds=time.perf_counter() - begun)
-        if (weakness := weakness_of(samples, rows)) not in self._known:
-            self._known.add(weakness)
-            logger.warning("warning: update %s: %s", done + 1, weakness)
-        return self._made(update.epoch, update.number, rewards.weighted(update.rows, samples))
-
     def _train_on(self, update: MadeUpdate) -> None:
         rows = [row for bucket in update.rows for row in bucket]
         tokens = sum(len(row["labels"]) for row in rows)
-        if self.rewards is not None:
-            update = self._with_samples(self.rewards, update, rows)
         gradients = None
         while gradients is None:
             # Dropout depends only on seed, update and rank.
@@ -177,8 +158,7 @@ class TrainingLoop:
         self.progress.update = number
         self.progress.target_tokens += tokens
         stops = self.signals.received is not None, self._is_late()
-        used = (row for bucket in update.rows for row in bucket)
-        known = number, tokens, sum(len(row["input_ids"]) + len(row["labels"]) for row in used)
+        known = number, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
         # One all-reduce also decides for all ranks whether to stop.
         self.results.add(known, sums, (padded_tokens, *stops), norm)
         is_alone = self.accelerator.num_processes == 1

@@ -26,8 +26,6 @@ SUMMARY = {
     "train/model_flops_utilization": "{:.0%} of the card's peak",
     "train/peak_memory_gib": "{:.1f} GiB",
     "train/waiting_share": "{:.0%} waiting for data",
-    "train/reward": "reward {:.3f}",
-    "train/sampling_share": "{:.0%} sampling",
 }
 
 
@@ -40,16 +38,12 @@ def training_values(window: dict[str, float]) -> dict[str, float]:
     }
     if not window["updates"]:
         return values
-    values["train/gradient_norm"] = window["gradient_norm"] / window["updates"]
-    if outputs := window.get("outputs"):  # their weighted losses compare with nothing
-        values |= {f"train/{name}": window[name] / outputs for name in ("reward", "output_tokens")}
-        values["train/equal_rewards_share"] = window["equal_rewards"] / window["sources"]
-        return values | {"train/sampling_share": min(1.0, window["sampling_seconds"] / max(window["seconds"], 1e-9))}
     loss = window["loss"] / window["target_tokens"]
     return {
         **{f"train/{k}": window[k] / window["target_tokens"] for k in ("r_drop", "distillation") if window.get(k)},
         "train/loss": loss,
         "train/perplexity": math.exp(min(loss, 100)),
+        "train/gradient_norm": window["gradient_norm"] / window["updates"],
         **values,
     }
 

@@ -10,7 +10,6 @@ from heedful.training.recipe import OptimizationRecipe
 # Sums over updates: losses in nats; tokens in targets, on both sides, and with padding; seconds.
 SUMS: tuple[str, ...] = ("loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens")
 SUMS += ("updates", "seconds", "waiting_seconds")
-SUMS += ("outputs", "reward", "output_tokens", "sources", "equal_rewards", "sampling_seconds")  # with rewards
 
 
 def new_window() -> dict[str, float]:
@@ -31,7 +30,7 @@ class Progress:
     token_budget: int | None = None  # padded tokens per micro-batch after memory ran out; `None`: the recipe's
     skipped_updates: int = 0  # because their gradient was not finite
     skipped_in_a_row: int = 0  # since the last update that counted
-    validated_update: int = -1  # the last one
+    validated_update: int = 0  # the last one
     best: tuple[float, int] | None = None  # the best validation's value and update
     validations_without_improvement: int = 0  # since the best
     window: dict[str, float] = field(default_factory=new_window)  # sums since the last log line

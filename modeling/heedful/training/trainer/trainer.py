@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial, wraps
@@ -24,19 +23,14 @@ from heedful.data.tokenization import TokenizerPair, warn_of_split_tokens
 from heedful.encoder_decoder_heed import OutputLayer
 from heedful.fast_paths_heed import has_own
 from heedful.loss_heed import smoothed_cross_entropy
-from heedful.messages_heed import wrong
-from heedful.training.recipe import RewardRecipe
 from heedful.training.trainer.batches import is_list, with_a_column, without_padding
-from heedful.training.trainer.rewards import weighted_loss, with_samples
 from heedful.training.trainer.saving import WholeCheckpoints
 from heedful.training.trainer.settings import check_settings
 from heedful.training.trainer.streams import Count
-from heedful.training.updates.rewards import Rewards, reward_function
 
 logger = logging.get_logger(__name__)
 
 OWN_LOSS = ("forward", "loss", "_score", "_smoothing")  # methods that a user's model may override
-LONGEST = 128  # tokens of an output, if no limit is given
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
@@ -63,7 +57,6 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         tokens_per_update: The padded tokens per update; replaces `per_device_train_batch_size`. They are divided
             among `gradient_accumulation_steps × processes` micro-batches.
         buckets_per_update: The number of groups of similarly long pairs in an update; see `UpdateBatches`.
-        reward: Rewards for outputs of the model, which must be trained already; the logs have their mean.
         kwargs: Arguments of Seq2SeqTrainer by name. `processing_class` may be a `TokenizerPair`; with it, or with a
             tokenizer, `data_collator` is a `DataCollatorForSeq2Seq` by default.
 
@@ -72,12 +65,7 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        tokens_per_update: int | None = None,
-        buckets_per_update: int | None = None,
-        reward: RewardRecipe | None = None,
-        **kwargs: Any,
+        self, *args: Any, tokens_per_update: int | None = None, buckets_per_update: int | None = None, **kwargs: Any
     ):
         given: dict[str, Any] = dict(inspect.signature(Seq2SeqTrainer).bind_partial(*args, **kwargs).arguments)
         check_settings(given, tokens_per_update, buckets_per_update)  # before a folder or a repository is made
@@ -105,12 +93,6 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         self._settled_model: Any = None
         self._update_loss: torch.Tensor | float = 0.0
         self._row_losses: list[torch.Tensor] = []
-        self._rewards, self._reward_sums = None, Counter[str]()
-        if reward is not None:
-            if (tokenizer := kwargs.get("processing_class")) is None:
-                raise wrong("processing_class", "be given with `reward`", None)
-            length = self.args.generation_max_length or self._plain_model.generation_config.max_length or LONGEST
-            self._rewards = Rewards(reward, reward_function(str(reward.name)), tokenizer, self.args.seed, length - 1)
 
     @property
     def _plain_model(self) -> Any:
@@ -162,13 +144,10 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
         inputs = with_a_column(inputs, self._plain_model.config)
         if "labels" not in inputs:
             raise ValueError(f"A batch must hold `labels`, but holds {', '.join(inputs)} instead.")
-        labels, weights = inputs["labels"], None
+        labels = inputs["labels"]
         if num_items_in_batch is None or not model.training:
             num_items_in_batch = (labels != IGNORED_LABEL).sum().clamp(min=1)
-        if self._rewards is not None and model.training:
-            inputs, weights, sums = with_samples(inputs, self._rewards, self._plain_model, self.state.global_step)
-            self._reward_sums.update(sums)
-        if self._computes_own_loss and weights is None and (model.training or has_own(self._plain_model, *OWN_LOSS)):
+        if self._computes_own_loss and (model.training or has_own(self._plain_model, *OWN_LOSS)):
             # If the caller wants outputs, or `forward` is a user's, the logits may be used.
             is_read = return_outputs or has_own(self._plain_model, "forward")
             if not is_read and isinstance(self._plain_model, OutputLayer):
@@ -179,15 +158,12 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
                 counts = (labels != IGNORED_LABEL).sum(1)
                 self._keep_row_losses(loss * counts, counts)
         else:
-            checks = model.training and not self._own_loss_is_checked and weights is None
+            checks = model.training and not self._own_loss_is_checked
             outputs = model(**self._without_labels(inputs), **({"labels": labels} if checks else {}))
             logits = outputs["logits"]
             if checks:
                 self._check_own_loss(outputs, labels)
-            if weights is not None:
-                smoothing = self.args.label_smoothing_factor or getattr(self.model.config, "label_smoothing", 0.0)
-                total = weighted_loss(logits, inputs["labels"], weights, smoothing)
-            elif model.training:
+            if model.training:
                 total = smoothed_cross_entropy(logits, labels, self.args.label_smoothing_factor)
             else:
                 losses = torch.stack([smoothed_cross_entropy(*row, 0.0) for row in zip(logits, labels, strict=True)])
@@ -198,13 +174,6 @@ class HeedSeq2SeqTrainer(WholeCheckpoints):
             # DDP averages the processes' gradients, but the update's loss is their sum.
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, outputs) if return_outputs else loss
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log values, and with a training loss this process's mean reward since the last one."""
-        if self._reward_sums and "loss" in logs:
-            logs["reward"] = self._reward_sums["reward"] / self._reward_sums["outputs"]
-            self._reward_sums.clear()
-        super().log(logs, *args, **kwargs)
 
     def _keep_row_losses(self, losses: torch.Tensor, counts: torch.Tensor) -> None:
         """Keep all processes' summed losses `(B)` per pair, and their numbers of labels."""

@@ -1,15 +1,13 @@
-"""R-Drop, distillation and rewards, from all logits or, as in `loss_heed.py`, from a few tokens' logits at once."""
+"""R-Drop and distillation, from all logits or, as in `loss_heed.py`, from a few tokens' logits at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedConfig
 
 from heedful.configuration_base_heed import IGNORED_LABEL
-from heedful.data.epochs.micro_batches import WEIGHTS
 from heedful.data.epochs.teacher import TEACHER_COLUMNS
 from heedful.loss_heed import LOGITS_AT_ONCE, replace_by_gradient, smoothed_cross_entropy
 from heedful.training.recipe import OptimizationRecipe
@@ -17,7 +15,7 @@ from heedful.training.recipe import OptimizationRecipe
 
 @dataclass(frozen=True)
 class Objective:
-    """R-Drop, token-level distillation, both, or rewards; it returns `(3)` sums: the loss, and the shares of the two.
+    """R-Drop, token-level distillation, or both; it returns `(3)` sums: the loss, and the share of each.
 
     *R-Drop* (Liang et al., 2021, equation 4): the same rows pass twice with different dropout and predictions p and q:
     CE(p) + CE(q) + α/2 [KL(p‖q) + KL(q‖p)], summed over target tokens. Here it is half of that, so that a learning
@@ -32,12 +30,11 @@ class Objective:
     weight: float | None = None  # for distillation, in batches with a teacher's tokens
     # The teacher's tokens at each label and their probabilities, which sum to 1: `(…, k)` each.
     teacher: tuple[torch.Tensor, ...] = ()
-    weights: torch.Tensor | None = None  # of the labels' losses, by reward
 
     @classmethod
     def of(cls, settings: OptimizationRecipe, config: PreTrainedConfig) -> "Objective | None":
         """Return the settings' objective, `None` for cross-entropy; R-Drop without dropout raises a `ValueError`."""
-        if settings.r_drop is None and settings.distillation is None and settings.reward.name is None:
+        if settings.r_drop is None and settings.distillation is None:
             return None
         rates = (getattr(config, name) for name in type(config).__dataclass_fields__ if name.endswith("dropout"))
         must = "be empty for a model without `dropout`, whose two passes are the same"
@@ -50,24 +47,20 @@ class Objective:
         return 1 if self.alpha is None else 2
 
     def of_batch(self, batch: Mapping[str, Any]) -> "tuple[dict[str, Any], Objective]":
-        """Return a batch without the teacher's columns and weights, and its objective with them."""
-        others = {name: values for name, values in batch.items() if name not in (*TEACHER_COLUMNS, WEIGHTS)}
+        """Return a batch without the teacher's columns, and its objective with them."""
+        others = {name: values for name, values in batch.items() if name not in TEACHER_COLUMNS}
         teacher = tuple(batch[name] for name in TEACHER_COLUMNS if name in batch)
-        return others, replace(self, teacher=teacher, weights=batch.get(WEIGHTS))
+        return others, replace(self, teacher=teacher)
 
     def at(self, places: torch.Tensor) -> "Objective":
         """Return the objective for the labels at `(N)` places."""
-        weights = None if self.weights is None else self.weights.flatten()[places]
-        return replace(self, teacher=tuple(values.flatten(0, -2)[places] for values in self.teacher), weights=weights)
+        return replace(self, teacher=tuple(values.flatten(0, -2)[places] for values in self.teacher))
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
         """Return sums from `(passes · batch, length, V)` logits and their labels, which may be -100."""
         places = (labels.flatten() != IGNORED_LABEL).nonzero()[:, 0]
         log_p = logits.flatten(0, -2)[places].float().log_softmax(-1)  # (passes · N, V)
         r_drop = distillation = torch.zeros((), device=logits.device)
-        if self.weights is not None:
-            losses = F.cross_entropy(log_p, labels.flatten()[places], reduction="none", label_smoothing=smoothing)
-            return torch.stack([(self.weights.flatten()[places] * losses).sum(), r_drop, distillation])
         if self.alpha is None:
             cross_entropy = smoothed_cross_entropy(logits, labels, smoothing)
         else:
@@ -88,9 +81,6 @@ class Objective:
         With logits z, y at the label, and smoothing by (1 - w) ε_ls in place of ε_ls, distillation adds w (y - Σ q z)
         to the loss: log Σ exp(z) is in both cross-entropies. The bias gradient is added to `of_bias`.
         """
-        if self.weights is not None:
-            total = replace_by_gradient(logits, targets, smoothing, of_bias, self.weights[:, None])
-            return torch.stack([total, *torch.zeros(2, device=logits.device)])
         if self.weight is None or not self.teacher:
             return self._without_teacher(logits, targets, smoothing, of_bias)
         share, (tokens, probabilities) = self.weight / self.passes, self.teacher

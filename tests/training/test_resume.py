@@ -162,7 +162,7 @@ def test_a_run_stopped_before_validation_validates_on_resuming(make_loop, corpus
     with monkeypatch.context() as patch:
         patch.setattr("heedful.training.loop.validation.validation_loss", receive_a_signal)
         assert_error("after update 3 of 6;", loop.run, error=TrainingInterrupted)
-    assert checkpoints.load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == -1
+    assert checkpoints.load_progress(checkpoint_path(loop.checkpoints.folder, 3)).validated_update == 0
     make_loop({**CHANGES, "resume": True}, tmp_path / "run").run()
     assert_same(final(tmp_path / "run"), straight)
     validated = [line for line in (tmp_path / "run/log.jsonl").read_text().splitlines() if "validation/loss" in line]

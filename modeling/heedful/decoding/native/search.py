@@ -11,6 +11,7 @@ from heedful.decoding.engines import Result
 from heedful.decoding.native.network import DecodingState, NativeNetwork, best_tokens
 from heedful.decoding.search_settings import end_tokens, filler
 from heedful.decoding.strategies.beams import Beam, Hypotheses, check_found
+from heedful.decoding.strategies.sampling import Draws
 from heedful.decoding.strategies.steps import OnRows
 from heedful.generation_heed import FiniteLogits, check_logits
 
@@ -34,11 +35,12 @@ class SearchSettings:
         # transformers' beam search treats id 0 as no padding token.
         self.fill = ends[0] if fill == 0 and self.beams > 1 and ends else fill
         self.ends = torch.tensor(ends, dtype=torch.long)
-        self.drawing = [each for each in others if hasattr(each, "keep")]  # these follow the rows that stay
+        self.draws = [each for each in others if isinstance(each, Draws)]  # these follow the rows that stay
         # Other libraries' processors may depend on the row number too; then finished sentences stay.
         self.keeps_rows = any(
             type(each).__module__ != logits_process.__name__ or isinstance(each, ROW_PROCESSORS)
-            for each in {*others}.difference(self.drawing)
+            for each in others
+            if not isinstance(each, Draws)
         )
 
     def are_ends(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -87,8 +89,8 @@ def greedy_search(
             if settings.is_worth_leaving(len(rows) - left, len(rows)):
                 kept = is_open.nonzero()[:, 0]
                 state.keep(kept)
-                for drawing in settings.drawing:
-                    drawing.keep(kept)
+                for draws in settings.draws:
+                    draws.keep(kept)
                 rows, newest, is_open = rows[kept], newest[kept], is_open[kept]
     normalised = totals / lengths**settings.config.length_penalty if is_scored else None
     return room[:, : length + 1], normalised

@@ -37,10 +37,12 @@ class SeededSampling:
 
     def processors(self, numbers: Sequence[int]) -> LogitsProcessorList:
         """Return the draws for a batch with these sentence numbers."""
-        return LogitsProcessorList([_Draws(self, numbers)])
+        return LogitsProcessorList([Draws(self, numbers)])
 
 
-class _Draws(LogitsProcessor):
+class Draws(LogitsProcessor):
+    """Draws a token for each row of a batch; all others get -inf."""
+
     def __init__(self, sampling: SeededSampling, numbers: Sequence[int]):
         self.sampling = sampling
         self.generators = [np.random.PCG64(np.random.SeedSequence([sampling.seed, number])) for number in numbers]

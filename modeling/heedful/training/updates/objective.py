@@ -107,7 +107,7 @@ class Objective:
         size = max(1, LOGITS_AT_ONCE // logits.shape[-1]) if logits.device.type == "cpu" else both.shape[1]
         for part, target in zip(both.split(size, 1), all_targets.split(size, 1), strict=True):
             p = part.softmax(-1, dtype=torch.float32)  # each pass's, (2, size, V)
-            # log Σ exp(logits), as in `loss_heed.py`
+            # log Σ exp(logits): the largest logit minus the logarithm of its probability, which cannot underflow
             normaliser = part.amax(-1).float() - p.amax(-1).log()  # (2, size)
             ratio = (part[0].float() - part[1]).sub_((normaliser[0] - normaliser[1])[:, None])  # log p - log q
             divergences = torch.linalg.vecdot(p[0], ratio), -torch.linalg.vecdot(p[1], ratio)  # (size) each

@@ -71,7 +71,8 @@ def test_muon_is_proposed_on_cpus_where_it_was_measured(tmp_path):
 def test_two_thousand_pairs_take_less_than_ten_minutes_on_two_cores_and_the_time_grows_steadily():
     settings, minutes = propose(DataFacts(2000, 133, (120, 120)), LAPTOP)
     assert 0.5 < minutes < 10
-    assert settings["optimization.max_minutes"] >= 2 * minutes
+    # A slow machine may take longer: without its last updates the rate would not fall to 0.
+    assert "optimization.max_minutes" not in settings
     for pairs, most in ((5000, 6), (20_000, 6), (100_000, 6), (300_000, 20)):
         assert most / 3 < propose(DataFacts(pairs, 90.0, (100, 100)), LAPTOP)[1] < most
     counts = [round(1000 * 1.05**step) for step in range(90)]

@@ -33,7 +33,6 @@ NOTES = {
     "data.max_source_tokens": "longer pairs are dropped",
     "model.options": "changes to the paper's base model: the fewer pairs, the smaller, and the more dropout",
     "optimization.schedule": "rises over the warm-up, then falls to 0 at max_updates",
-    "optimization.max_minutes": "whichever comes first",
     "checkpoints.publish": "last: the last weights; best: those with the lowest validation loss",
     "decoding.bleu_tokenizer": "for targets without spaces between words; ja-mecab is usual for Japanese",
     "card.license": "your license's Hub name, such as apache-2.0; empty: unknown",

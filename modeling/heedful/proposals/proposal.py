@@ -153,7 +153,6 @@ def propose(
         **_rates(optimizer, schedule, width, warmup, machine.has_gpu, passes),
         "optimization.warmup_updates": warmup,
         "optimization.max_updates": updates,
-        "optimization.max_minutes": float(max(10, round(3 * minutes))),
         "optimization.tokens_per_update": updates_tokens,
         "optimization.mixed_precision": "bf16",
         "validation.every_updates": every,

@@ -328,6 +328,17 @@ def test_products_have_few_numbers_of_rows(packed_rows):
     assert len({rows for rows, _ in packed_rows}) < 15
 
 
+def test_the_loss_multiplies_few_numbers_of_rows(monkeypatch):
+    seen, states, weight = [], torch.randn(250, 4), torch.randn(9, 4)
+    product = loss_heed.linear
+    monkeypatch.setattr(loss_heed, "linear", lambda rows, *others: seen.append(len(rows)) or product(rows, *others))
+    for count in range(150, 250):
+        places = torch.arange(count)
+        loss_heed.OutputLoss.apply(states, weight, None, torch.ones(250, dtype=torch.long), places, 0.1)
+        assert seen[-1] <= 1.07 * count
+    assert len({*seen}) < 20
+
+
 def test_a_gradient_flows_through_packed_states_twice():
     packing = PackedTokens(torch.tensor([[True, True, False], [True, False, False]]))
     states = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)

@@ -172,7 +172,8 @@ def test_both_directions_are_combined(score, heedful_command, folder, recurrent,
     turned = Translator.from_pretrained(place).score_pairs(turned, target_language="ko")
     found = [float(row["backward_per_token"]) for row in table(output)]
     assert found == pytest.approx([each.per_token for each in turned], abs=1e-4)
-    assert heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")[0] == 2
+    code, _, errors = heedful_command("score", place, *arguments, "--to", "en", "--backward-to", "fr")
+    assert (code, "`--backward-to` must be one of" in errors) == (2, True)
 
 
 def test_a_bad_line_is_told_and_a_pair_that_is_too_long_has_empty_cells(score, tmp_path, pairs, monkeypatch):

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -83,7 +84,7 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
     again = "; 2 sources occurred again, each with a separate choice"
     assert choice.summary() == f"left out: 1 pairs that came before{again}"
-    message = r"`candidates` must hold a usable candidate, .+: left out: 1 empty, 1 sources without another"
+    message = r"A source must have a usable candidate, .+: left out: 1 empty, 1 sources without another"
     assert_error(message, list, CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
 
 
@@ -123,6 +124,16 @@ def test_the_reverse_model_chooses_the_likeliest_candidate(backward, pairs, monk
     with pytest.warns(UserWarning, match="are too long to be scored"):
         assert list(choice.pairs(rows, backward)) == [{"source": "Yes.", "target": "네."}]
     assert choice.left_out == {"too long": 2, "sources without another": 1}
+
+
+def test_the_reverse_model_has_a_quarter_of_the_scores_weight():
+    class Reverse:
+        def score_pairs(self, given, **_):
+            return (SimpleNamespace(per_token={"a": -4.0, "b": -1.0}[text]) for text, _ in given)
+
+    for scores, expected in (((-0.2, -0.5), "b"), ((-0.2, -1.2), "a"), ((0.0, 0.0), "b")):
+        (pair,) = CandidateChoice("reverse").pairs([(SOURCE, list(zip("ab", scores, strict=True)))], Reverse())
+        assert pair["target"] == expected, scores
 
 
 def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
@@ -224,16 +235,20 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         ([], "`TEACHER` must be given without --candidates"),
         (["teacher"], "`--data` must be given without --candidates"),
         ([*teacher, "--choose", "chrf"], "`--choose` must be left out without --cand"),
-        ([*teacher, *reverse], "`--reverse` must be left out without --candidates"),
+        ([*teacher, *reverse, "--choose", "reverse"], "`--choose` must be left out without --candidates"),
+        ([*teacher, "--max-ratio", "2"], "`--max-ratio` must be left out without --candidates and --reverse"),
+        ([*teacher, "--reverse-to", "ko"], "`--reverse-to` must be left out without --candidates and --reverse"),
         ([*given, "teacher"], "`TEACHER` must be left out with --candidates and --choose chrf"),
         ([*given, "--data", "few.jsonl"], "`--data` must be left out with --candidates"),
         ([*given, "--num-beams", "1"], "`--num-beams` must be left out with --candidates"),
         ([*given, "--max-new-tokens", "1"], "`--max-new-tokens` must be left out with --candidates"),
         ([*given, *reverse], "`--reverse` must be left out with --candidates and --choose chrf"),
         ([*given, "--to", "ko"], "`--to` must be left out with --candidates and --choose chrf"),
+        ([*given, "--reverse-to", "ko"], "`--reverse-to` must be left out with --candidates and --choose chrf"),
         (backward, "`--reverse` must be given with --choose reverse"),
         ([*backward, *reverse, "--num-beams", "2"], "`--num-beams` must be left out with"),
-        ([*backward, *reverse, "--to", "de"], "`--to` must be left out for a model without tags"),
+        ([*backward, *reverse, "--to", "de"], "`--to` must be left out with --choose reverse"),
+        ([*backward, *reverse, "--reverse-to", "de"], "`--reverse-to` must be left out for a model without tags"),
         ([*given, "--choose", "score"], "'scores' must be a list of one number for each candidate, but is None"),
         ([*given, "--choose", "best"], "Invalid value for '--choose'"),
         ([*given, "--source", "ko"], "Row 1 of few.jsonl must have the columns 'ko' and 'target'"),
@@ -241,7 +256,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         (["--candidates", "nowhere.jsonl"], "`--candidates` must be a file"),
         ([*given, "-o", "few.jsonl"], "`--output` must not be an input file"),
         ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
-        (["--candidates", "none.jsonl"], "`--candidates` must hold a usable candidate"),
+        (["--candidates", "none.jsonl"], "A source must have a usable candidate"),
         # The last row is read before any model.
         (["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model"], "instead in row 2 of bad"),
     ]

@@ -15,6 +15,7 @@ from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
 from heedful.distillation.back_translation import SequenceDistillation
+from heedful.distillation.candidates import CandidateChoice
 from heedful.distillation.distillation import write_teacher_tokens
 from helpers import assert_error, tiny_model
 from memorised import saved_in
@@ -126,6 +127,7 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
     cases = [
         ([*data, "new.txt"], "`--output` must end in .jsonl or .jsonl.gz"),
         ([*data, "new.jsonl", "--num-beams", 0], "`--num-beams` must be at least 1, but is 0"),
+        ([*data, "new.jsonl", "--num-beams", 1, "--reverse", "runs/other/model"], "`--num-beams` must be at least 2"),
         ([*data, "new.jsonl", "--to", "de"], "`--to` must be left out for a model without tags"),
     ]
     tokenizers = "`TEACHER` must all have one tokenizer, but those of runs/stranger and runs/tea"
@@ -140,9 +142,11 @@ def test_wrong_use_is_told_and_leaves_nothing(distill, heedful_command, other, p
     assert {*Path().rglob("*")} == before
 
 
-def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
+def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate, model, pairs, tokenizers):
+    saved_in("runs/backward/model", model, tokenizers)
     commands = commands_of(SECTION, r"[\w-]+")
-    assert [command.split()[0] for command in commands] == ["distill", "train", "distill", "distill-tokens", "train"]
+    names = ["distill", "train", "distill", "distill", "distill-tokens", "train"]
+    assert [command.split()[0] for command in commands] == names
     changes = {"data.train": "pairs.tsv", "data.validation": "pairs.tsv", "data.source": "1", "data.target": "2"}
     changes |= {"data.cleaning.drop_overlap": False, "name": "student", "output": None, "overwrite": True}
     changes |= {"optimization.max_updates": 2, "optimization.tokens_per_update": 500}
@@ -151,6 +155,10 @@ def test_the_commands_of_the_guide_run(distill, printed, fresh_accelerate):
     Path("texts.jsonl").write_text("\n".join(texts))
     run_commands(printed, commands)
     assert [*read_pairs("distilled.jsonl", "ko", "en")] == [*read_pairs("pairs.tsv", "1", "2")]
+    teacher, backward = map(Translator.from_pretrained, ("runs/teacher/model", "runs/backward/model"))
+    outputs = teacher.translate([*pairs], num_beams=5, num_return_sequences=5)
+    rows = [(source, [(each.text, each.score) for each in made]) for source, made in zip(pairs, outputs, strict=True)]
+    assert [*read_pairs("chosen.jsonl", "ko", "en")] == [*CandidateChoice("reverse").pairs(rows, backward)]
     assert [*read_pairs("distilled.jsonl.gz", "1", "2")] == [*read_pairs("pairs.tsv", "1", "2")]
     log = [json.loads(line) for line in Path("runs/student/log.jsonl").read_text().splitlines()]
     assert all(log[number]["train/distillation"] for number in (0, 1))

@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -25,7 +26,8 @@ def distill(
     max_new_tokens: options.MaxNewTokens = None,
     candidates: Annotated[str | None, Option(help="File of translations to choose from, not TEACHER.")] = None,
     choose: Annotated[Choice | None, Option(help=RULES)] = None,
-    reverse: Annotated[str | None, Option(help="Model of the reverse direction, for --choose reverse.")] = None,
+    reverse: Annotated[str | None, Option(help="Model of the reverse direction, which helps to choose.")] = None,
+    reverse_to: Annotated[str | None, Option(help="Source language, for a multilingual --reverse model.")] = None,
     max_ratio: Annotated[float | None, Option(help="Largest ratio of source and candidate length.")] = None,
     language: Annotated[str | None, Option(help="Language whose script candidates must have.")] = None,
     to: options.TargetLanguage = None,
@@ -34,37 +36,42 @@ def distill(
 ) -> None:
     """Make training pairs with new targets: a larger model's translations, or the best of given translations."""
     search = {"TEACHER": teachers, "--data": data, "--num-beams": num_beams, "--max-new-tokens": max_new_tokens}
-    choices = {"--choose": choose, "--max-ratio": max_ratio, "--language": language, "--reverse": reverse}
-    models = {"--reverse": reverse, "--to": to, "--token-budget": token_budget, "--device": device}
+    rules = {"--max-ratio": max_ratio, "--language": language, "--reverse-to": reverse_to}
     if candidates is None:
-        _check_given("without --candidates", {"TEACHER": teachers, "--data": data}, choices)
+        _check_given("without --candidates", {"TEACHER": teachers, "--data": data}, {"--choose": choose})
+        _check_given("without --candidates and --reverse", {}, {} if reverse else rules)
     elif choose == "reverse":
-        _check_given("with --choose reverse", {"--reverse": reverse}, search)
+        _check_given("with --choose reverse", {"--reverse": reverse}, search | {"--to": to})
     else:
-        _check_given(f"with --candidates and --choose {choose or 'chrf'}", {}, search | models)
+        others = {"--reverse": reverse, "--reverse-to": reverse_to, "--token-budget": token_budget, "--device": device}
+        _check_given(f"with --candidates and --choose {choose or 'chrf'}", {}, search | {"--to": to} | others)
     options.check_pairs_file(output, data or [str(candidates)])
     if source == target:
         raise ValueError(f"`--target` must be another column than `--source`, but both are {source!r}.")
     options.quieten()
-    budget = 8192 if token_budget is None else token_budget
-    settings: Any = {"target_language": to, "token_budget": budget, "chunk_size": CHUNK}
-    if candidates is None:
-        from heedful.distillation.back_translation import SequenceDistillation
-        from heedful.distillation.distillation import load_teachers
+    from heedful.distillation.back_translation import SequenceDistillation
+    from heedful.distillation.candidates import CandidateChoice, read_candidates
+    from heedful.distillation.distillation import load_teachers
 
+    choice = CandidateChoice("reverse" if reverse else choose or "chrf", max_ratio, language)
+    place = str(candidates), source, target, choose == "score"
+    if candidates is not None:
+        deque(read_candidates(*place), maxlen=0)  # finds mistakes in any row before computing
+    budget: Any = {"token_budget": 8192 if token_budget is None else token_budget, "chunk_size": CHUNK}
+    backward = reverse and options.load_translator(reverse, device)
+    if backward:
+        options.check_reverse(backward, reverse_to, "--reverse-to")
+    chosen: Any = partial(choice.pairs, reverse=backward, target_language=reverse_to, **budget)
+    if candidates is None:
         read = options.read_pairs(data or [], source, source, streaming=True)  # texts without targets suffice
         making = SequenceDistillation(5 if num_beams is None else num_beams)
-        made = making.pairs(load_teachers(teachers or [], device), read, max_new_tokens=max_new_tokens, **settings)
+        own: Any = {"choose": reverse and chosen, "max_new_tokens": max_new_tokens, "target_language": to, **budget}
+        made = making.pairs(load_teachers(teachers or [], device), read, **own)
     else:
-        from heedful.distillation.candidates import CandidateChoice, read_candidates
-
-        making, choice = None, CandidateChoice(choose or "chrf", max_ratio, language)
-        place = candidates, source, target, choose == "score"
-        deque(read_candidates(*place), maxlen=0)  # finds mistakes in any row before computing
-        backward = reverse and options.load_translator(reverse, device)
-        made = choice.pairs(read_candidates(*place), backward, **settings)
-    write_pairs(output, ({source: pair["source"], target: pair["target"]} for pair in made), making, "`--data`")
-    if candidates is not None:
+        making, made = None, chosen(read_candidates(*place))
+    pairs = ({source: pair["source"], target: pair["target"]} for pair in made)
+    write_pairs(output, pairs, None if reverse else making, "`--data`")
+    if reverse or candidates is not None:
         print(choice.summary(), file=sys.stderr)
 
 

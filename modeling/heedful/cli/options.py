@@ -102,6 +102,14 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
         return Translator.from_pretrained(model, device, revision, **settings)
 
 
+def check_reverse(translator: Any, language: str | None, option: str) -> None:
+    """Check the target language of a command's model of the reverse direction, which `option` gives."""
+    try:
+        translator.tokenizers.head(language)
+    except ValueError as error:
+        raise ValueError(str(error).replace("target_language", option)) from None
+
+
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tabs and line ends
 
 

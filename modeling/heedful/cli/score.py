@@ -40,6 +40,7 @@ def score(
     directions = [(options.load_translator(model, device, revision), to)]
     if backward is not None or backward_to is not None:
         other = directions[0][0] if backward is None else options.load_translator(backward, device)
+        options.check_reverse(other, backward_to, "--backward-to")
         directions.append((other, backward_to))
     found = _scored(rows, directions, token_budget)
     as_json = as_json or (output is not None and ".jsonl" in output.suffixes)

@@ -1,7 +1,7 @@
 """Pairs with one side from a model: sources (back-translation) or targets (distillation)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import tee
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from heedful.decoding.engines import Translation
 from heedful.decoding.strategies.sampling import SeededSampling
 from heedful.decoding.translation import Translator
+from heedful.distillation.candidates import Candidates
 from heedful.files import check_at_least
 from heedful.symbols_heed import check_are_several, trimmed
 
@@ -80,22 +81,31 @@ class SequenceDistillation:
     num_beams: int = 5
     left_out: int = field(default=0, init=False)  # pairs so far
 
-    def __post_init__(self) -> None:
-        check_at_least(1, num_beams=self.num_beams)
-
     def pairs(
-        self, translator: Translator, pairs: Iterable[Mapping[str, str]], **settings: Any
+        self,
+        translator: Translator,
+        pairs: Iterable[Mapping[str, str]],
+        choose: Callable[[Iterable[Candidates]], Iterator[dict[str, str]]] | None = None,
+        **settings: Any,
     ) -> Iterator[dict[str, str]]:
-        """Yield each pair's `source` with the teacher's `target`."""
+        """Yield each pair's `source` with the teacher's `target`, from the whole beam if there is a `choose`."""
+        check_at_least(1 if choose is None else 2, num_beams=self.num_beams)
         _check_search(translator, "distillation")
         given, kept = tee(pairs)
-        sources, search = (pair["source"] for pair in given), {"num_beams": self.num_beams, **settings}
-        found = translator.translate_lines(sources, split=False, keep_going=True, **search)
-        for pair, (best,) in zip(kept, found, strict=True):
-            if is_useful(best) and (target := trimmed(best.text)):
-                yield {"source": pair["source"], "target": target}
+        search = {"num_beams": self.num_beams, "num_return_sequences": self.num_beams if choose else 1, **settings}
+        found = translator.translate_lines((pair["source"] for pair in given), split=False, keep_going=True, **search)
+        rows = ((pair["source"], _useful(made)) for pair, made in zip(kept, found, strict=True))
+        if choose is not None:
+            yield from choose(rows)
+        for source, outputs in rows:
+            if outputs:
+                yield {"source": source, "target": outputs[0][0]}
             else:
                 self.left_out += 1
+
+
+def _useful(made: Iterable[Translation]) -> list[tuple[str, float]]:
+    return [(trimmed(each.text), each.score or 0.0) for each in made if trimmed(each.text) and is_useful(each)]
 
 
 def _check_search(translator: Translator, purpose: str) -> None:

@@ -19,6 +19,7 @@ from heedful.messages_heed import shortened, wrong
 
 Candidates = tuple[str, list[tuple[str, float]]]  # a source, and its texts with scores or 0
 METHODS = ("chrf", "reverse", "score")
+REVERSE_WEIGHT = 0.25  # of the source's log-probability per token: see docs/records/log.md
 
 
 def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
@@ -67,10 +68,10 @@ class CandidateChoice:
     """Settings to choose one candidate per source as its target.
 
     `chrf` chooses the candidate most like the others (minimum Bayes risk: Kumar and Byrne, 2004; Finkelstein and
-    Freitag, 2023, arXiv 2309.10966). `reverse` chooses the one from which a reverse model most probably recovers
-    the source (Ng et al., 2019, arXiv 1907.06616). `score` chooses the highest score. Ties go to the higher score,
-    then to the first. Before the choice, candidates that break a cleaning rule or are not in the script of `language`
-    (a code such as ko) are dropped; after it, repeated pairs.
+    Freitag, 2023, arXiv 2309.10966). `reverse` adds to the score, a log-probability per token, a quarter of the
+    source's by a reverse model (a noisy channel: Yee et al., 2019, arXiv 1908.05731). `score` chooses the highest
+    score. Ties go to the higher score, then to the first. Before the choice, candidates that break a cleaning rule or
+    are not in the script of `language` (a code such as ko) are dropped; after it, repeated pairs.
     """
 
     method: str = "chrf"
@@ -110,7 +111,7 @@ class CandidateChoice:
             else:
                 self.left_out["pairs that came before" if texts else "sources without another"] += 1
         if not count:
-            raise ValueError(f"`candidates` must hold a usable candidate, but does not: {self.summary()}.")
+            raise ValueError(f"A source must have a usable candidate, but none has: {self.summary()}.")
 
     def _kept(self, source: str, candidates: list[tuple[str, float]]) -> list[tuple[str, float]]:
         seen: set[bytes] = set()
@@ -126,15 +127,15 @@ class CandidateChoice:
         return kept
 
     def _scored(self, rows: Iterable[Candidates], reverse: Any, settings: dict[str, Any]) -> Iterator[Candidates]:
-        """Score each candidate by its source's log-probability, and leave out long ones."""
+        """Add the weighted log-probability of the source to each candidate's score, and leave out long candidates."""
         rows, copies = tee(rows)
         given = ((text, source) for source, candidates in copies for text, _ in candidates)
         scores = reverse.score_pairs(given, keep_going=True, **settings)
         for source, candidates in rows:
             found = zip(candidates, islice(scores, len(candidates)), strict=True)
-            kept = [(text, score.log_probability) for (text, _), score in found if score is not None]
+            kept = [(text, own, score.per_token) for (text, own), score in found if score is not None]
             self.left_out["too long"] += len(candidates) - len(kept)
-            yield source, kept
+            yield source, [(text, own + REVERSE_WEIGHT * back) for text, own, back in kept]
         next(scores, None)  # it warns at its end
 
     def summary(self) -> str:

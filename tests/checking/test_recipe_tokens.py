@@ -176,6 +176,7 @@ CASES = [  # the plan, changes of the recipe, the findings, and what their texts
         ["all updates are alike"],
     ),
     (PLAN, {"validation.patience": 9}, [], []),
+    (PLAN, {"checkpoints.publish": "last"}, [("warning", "checkpoints.publish")], ["but publishes the last weights"]),
     (PLAN, {"validation.patience": 10}, [("warning", "validation.patience")], []),
 ]
 

@@ -86,7 +86,7 @@ def _check_epochs(size: int, per_epoch: float, end: RunEnd | None) -> Iterator[R
     if end is not None and end.updates > MANY_EPOCHS * per_epoch:
         message = f"The run passes {end.updates / per_epoch:,.0f} times over the training pairs ({per_epoch:,.0f} "
         message += f"updates each{end.source}): it will memorize them."
-        advice = "Shorten it, set `validation.patience`, or find more pairs."
+        advice = "Shorten it, set `validation.patience` and `checkpoints.publish: best`, or find more pairs."
         yield RecipeFinding("epochs", "warning", message, end.key, advice)
 
 
@@ -112,3 +112,6 @@ def _check_intervals(
         message += f"only {validations}: {ended} updates."
         advice = "Lower it, or validate more often."
         yield RecipeFinding("intervals", "warning", message, "validation.patience", advice)
+    if validation.patience is not None and checkpoints.publish == "last":
+        message = f"The run ends after {validation.patience} validations without improvement, but publishes the last "
+        yield RecipeFinding("intervals", "warning", f"{message}weights.", "checkpoints.publish", "Set it to best.")

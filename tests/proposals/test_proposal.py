@@ -96,6 +96,14 @@ def test_a_run_is_validated_and_saved_and_its_schedule_ends_with_it():
         assert settings["optimization.warmup_updates"] <= updates / 5
         assert 5 <= updates / settings["validation.every_updates"] <= 15
         assert settings["checkpoints.every_updates"] == settings["validation.every_updates"]
+    settings, minutes = propose(DataFacts(20_000, 90.0, (100, 100)), LAPTOP, updates=900)
+    assert minutes < propose(DataFacts(20_000, 90.0, (100, 100)), LAPTOP)[1] / 3
+    found = {settings[f"{key}_updates"] for key in ("optimization.warmup", "validation.every", "checkpoints.every")}
+    assert (settings["optimization.max_updates"], found) == (900, {90})
+    shrinking = settings["optimization.weight_decay"] * settings["optimization.learning_rate"] * 900
+    assert shrinking == pytest.approx(4, 0.01)
+    strong, weak = (propose(DataFacts(20_000, 90.0, (100, 100)), LAPTOP, updates=each)[0] for each in (600, 6))
+    assert weak["optimization.weight_decay"] == strong["optimization.weight_decay"]
 
 
 LETTERS, PHONEMES = "abdefiklmnoprstu", [f"P{number}" for number in range(30)]

@@ -25,7 +25,8 @@ LOOKED_AT = 100_000  # pairs to measure lengths of
 # Floating-point operations per second for training small models: on a core with bfloat16 instructions, on others by
 # their registers, and on a GPU.
 BFLOAT16_CORES, CORE_SPEEDS, OTHER_CORES, GPU_SPEED = 4.5e11, {"AVX512": 2e11}, 1e11, 2e13
-WEIGHT_DECAY = 4.0  # of Muon, times rate and updates, which are ten times the warm-up: see docs/studies/speedrun.md
+# Of Muon, times rate and updates, which are ten times the warm-up, from 600 on: see docs/studies/speedrun.md.
+WEIGHT_DECAY = 4.0
 SMALL_OPERATIONS = 8e5  # a layer's norms, softmax and the like cost as much as this many weights
 WORD = re.compile(r"[^\s!-/:-@[-`{-~]+")  # without ASCII punctuation; `\w` would split at Hindi's vowel signs
 # A side with few different words, each repeated often on average, may be symbols: phonemes, commands.
@@ -114,7 +115,11 @@ def this_machine(device: str = "auto") -> Machine:
 
 
 def propose(
-    data: DataFacts, machine: Machine, optimizer: str | None = None, schedule: str | None = "linear"
+    data: DataFacts,
+    machine: Machine,
+    optimizer: str | None = None,
+    schedule: str | None = "linear",
+    updates: int | None = None,
 ) -> tuple[dict[str, Any], float]:
     """Choose settings by dotted key, and estimate the minutes. Fewer pairs get a smaller model and more dropout."""
     largest = 32_000 if machine.has_gpu else 8_000
@@ -128,7 +133,7 @@ def propose(
     updates_tokens = max(updates_tokens, 100 * round(tokens * 8 / 100))  # at least eight pairs
     epoch = data.pairs * tokens / updates_tokens  # updates
     fewest = 600 if data.algorithms[1] == "bpe" else 1500  # 600 updates learn much less with letters
-    updates = int(min(100_000 if machine.has_gpu else 10_000, max(fewest, passes * epoch)))
+    updates = updates or int(min(100_000 if machine.has_gpu else 10_000, max(fewest, passes * epoch)))
     # Two operations per weight and token forward, four backward; attention and softmax double them.
     weights = layers * (28 * width**2 + 4 * width * tokens + SMALL_OPERATIONS)
     weights += (vocabulary if "bpe" in data.algorithms else MOST_SYMBOLS) * width
@@ -189,7 +194,7 @@ def _rates(
     if optimizer == "muon":
         rate = (0.512 if passes >= 30 else 0.768) / width
         rates = {"learning_rate": rate, "embedding_learning_rate": 2 * rate}
-        settings |= {"optimization.weight_decay": round(WEIGHT_DECAY / (rate * 10 * warmup), 2)}
+        settings |= {"optimization.weight_decay": round(WEIGHT_DECAY / (rate * 10 * max(60, warmup)), 2)}
     is_factor = optimizer != "schedule_free" and schedule in (None, "paper")  # the rate is then no peak
     factor = (width * warmup) ** 0.5 if is_factor else 1.0
     return settings | {f"optimization.{name}": round(rate * factor, 4) for name, rate in rates.items()}
@@ -222,7 +227,8 @@ def complete(tree: dict[str, Any], name: str) -> dict[str, Any]:
     optimizer = cautious if machine.has_gpu or section_of(tree, "model") else "muon"
     pairs = pairs if count is None else pairs.select(sample(range(count), LOOKED_AT))
     facts = survey(pairs, count, ("bpe", "bpe") if is_settled else None)
-    own = given.get("optimizer", optimizer), given.get("schedule", "linear")
+    updates = given.get("max_updates")
+    own = given.get("optimizer", optimizer), given.get("schedule", "linear"), isinstance(updates, int) and updates
     settings, minutes = propose(facts, machine, *own)
     if {"select", "patience"} & section_of(tree, "validation").keys():
         settings["checkpoints.publish"] = "best"  # the last weights would ignore the user's choice

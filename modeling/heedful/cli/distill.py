@@ -26,7 +26,7 @@ def distill(
     max_new_tokens: options.MaxNewTokens = None,
     candidates: Annotated[str | None, Option(help="File of translations to choose from, not TEACHER.")] = None,
     choose: Annotated[Choice | None, Option(help=RULES)] = None,
-    reverse: Annotated[str | None, Option(help="Model of the reverse direction, which helps to choose.")] = None,
+    reverse: Annotated[str | None, Option(help="Model of the reverse direction, to choose by.")] = None,
     reverse_to: Annotated[str | None, Option(help="Source language, for a multilingual --reverse model.")] = None,
     max_ratio: Annotated[float | None, Option(help="Largest ratio of source and candidate length.")] = None,
     language: Annotated[str | None, Option(help="Language whose script candidates must have.")] = None,

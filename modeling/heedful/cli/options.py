@@ -103,7 +103,7 @@ def load_translator(model: str | Path, device: str | None = None, revision: str 
 
 
 def check_reverse(translator: Any, language: str | None, option: str) -> None:
-    """Check the target language of a command's model of the reverse direction, which `option` gives."""
+    """Check the value of `option`, the target language of a command's model of the reverse direction."""
     try:
         translator.tokenizers.head(language)
     except ValueError as error:

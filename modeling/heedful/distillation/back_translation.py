@@ -81,6 +81,9 @@ class SequenceDistillation:
     num_beams: int = 5
     left_out: int = field(default=0, init=False)  # pairs so far
 
+    def __post_init__(self) -> None:
+        check_at_least(1, num_beams=self.num_beams)
+
     def pairs(
         self,
         translator: Translator,
@@ -89,7 +92,7 @@ class SequenceDistillation:
         **settings: Any,
     ) -> Iterator[dict[str, str]]:
         """Yield each pair's `source` with the teacher's `target`, from the whole beam if there is a `choose`."""
-        check_at_least(1 if choose is None else 2, num_beams=self.num_beams)
+        check_at_least(1 if choose is None else 2, num_beams=self.num_beams)  # one output leaves no choice
         _check_search(translator, "distillation")
         given, kept = tee(pairs)
         search = {"num_beams": self.num_beams, "num_return_sequences": self.num_beams if choose else 1, **settings}

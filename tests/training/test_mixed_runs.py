@@ -89,8 +89,10 @@ def test_the_guides_commands_make_a_model_of_several_corpora_and_languages(corpo
 
 def test_the_guides_commands_diversify_and_make_noise(corpora, printed):
     corpora()
-    titles = ("More pairs out of the same pairs", "Noise that users make")
-    assert len(run_commands(printed, [command for title in titles for command in commands_of(section(title))])) == 6
+    Path("texts.jsonl").write_text('{"en": "Two dogs."}\n{"en": "The red cat."}\n', encoding="utf-8")
+    titles = ("More pairs out of the same pairs", "Texts in the source language", "Noise that users make")
+    assert len(run_commands(printed, [command for title in titles for command in commands_of(section(title))])) == 8
+    assert [pair["source"] for pair in read_pairs("chosen.jsonl", "en", "de")] == ["Two dogs.", "The red cat."]
     assert len(Path("forward.de").read_text(encoding="utf-8").splitlines()) == 10
     assert {pair["target"] for pair in read_pairs("backward.jsonl", "source", "target")} <= set(DE)
     card = Path("runs/diverse/model/README.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from heedful.data.epochs.micro_batches import collate
 from heedful.data.epochs.teacher import TeacherTokens, teacher_tensors
 from heedful.data.sources import read_pairs
 from heedful.data.tokenizer_training import train_tokenizers
-from heedful.distillation.back_translation import SequenceDistillation
+from heedful.distillation.back_translation import SequenceDistillation, is_useful
 from heedful.distillation.candidates import CandidateChoice
 from heedful.distillation.distillation import write_teacher_tokens
 from helpers import assert_error, tiny_model
@@ -67,6 +67,21 @@ def test_targets_are_the_best_of_the_beam_and_useless_ones_are_left_out(model, t
     making = SequenceDistillation(1)
     with pytest.warns(UserWarning, match="cut off at 6 tokens"):
         assert len(list(making.pairs(translator, rows, max_new_tokens=6))) == 9 - making.left_out < 8
+
+
+def test_a_choice_is_made_from_the_whole_beam(model, tokenizers, rows):
+    translator, seen = Translator(model, tokenizers), []
+
+    def choose(given):
+        seen.extend(given)
+        yield from ({"source": source, "target": texts[-1][0]} for source, texts in seen)
+
+    beams = translator.translate([row["source"] for row in rows], num_beams=6, num_return_sequences=6)
+    useful = [[each for each in made if each.text.strip() and is_useful(each)] for made in beams]
+    found = list(SequenceDistillation(6).pairs(translator, rows, choose))
+    assert [pair["target"] for pair in found] == [made[-1].text.strip() for made in useful]
+    assert [[score for _, score in texts] for _, texts in seen] == [[each.score for each in made] for made in useful]
+    assert max(map(len, useful)) > 1
 
 
 @pytest.mark.parametrize("is_ensemble", [False, True])

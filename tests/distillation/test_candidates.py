@@ -84,7 +84,7 @@ def test_candidates_are_left_out_before_the_choice_and_counted_under_the_first_r
     assert [pair["target"] for pair in choice.pairs(rows)] == ["a", "b"]
     again = "; 2 sources occurred again, each with a separate choice"
     assert choice.summary() == f"left out: 1 pairs that came before{again}"
-    message = r"A source must have a usable candidate, .+: left out: 1 empty, 1 sources without another"
+    message = r"`candidates` or `data` must give a usable candidate, .+: left out: 1 empty, 1 sources without another"
     assert_error(message, list, CandidateChoice().pairs([(SOURCE, [("", 0.0)])]))
 
 
@@ -198,7 +198,9 @@ def place(model, tokenizers, pairs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved_in("runs/backward/model", model, tokenizers)
     rows = [line for line in SECTION.splitlines() if line.startswith("{")]
-    others = [{"source": source, "candidates": [target, "Ja."], "scores": [2, 1]} for source, target in pairs.items()]
+    others = [
+        {"source": source, "candidates": [target, "Ja."], "scores": [-1, -2]} for source, target in pairs.items()
+    ]
     written(Path("candidates.jsonl"), *map(json.loads, rows), *others)
     table = ["ko\ten", *(f"{source}\t{text}" for source, target in pairs.items() for text in (target, "No."))]
     Path("candidates.tsv").write_text("\n".join(table) + "\n", encoding="utf-8")
@@ -228,6 +230,7 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
     left = "2 duplicate, 2 identical, 1 pairs that came before; 1 sources occurred again, each with a separate choice"
     assert errors.splitlines()[-2:] == ["1 pairs in new.jsonl.gz", f"left out: {left}"]
     written(Path("bad.jsonl"), same, {"source": "a", "candidates": []})
+    written(Path("judged.jsonl"), {"source": "a", "candidates": ["b", "c"], "scores": [-1, 0.9]})
     written(Path("none.jsonl"), {"source": "a", "candidates": ["a"]})
     given, teacher = ["--candidates", "few.jsonl"], ["teacher", "--data", "few.jsonl"]
     reverse, backward = ["--reverse", "runs/backward/model"], [*given, "--choose", "reverse"]
@@ -256,7 +259,11 @@ def test_the_command_says_what_is_left_out_and_wrong_use_leaves_nothing(place, h
         (["--candidates", "nowhere.jsonl"], "`--candidates` must be a file"),
         ([*given, "-o", "few.jsonl"], "`--output` must not be an input file"),
         ([*given, "-o", "out.tsv"], "`--output` must end in .jsonl or .jsonl.gz"),
-        (["--candidates", "none.jsonl"], "A source must have a usable candidate"),
+        (["--candidates", "none.jsonl"], "`--candidates` or `--data` must give a usable candidate"),
+        (
+            ["--candidates", "judged.jsonl", "--choose", "reverse", *reverse],
+            "at most 0, for reverse, but one is 0.9 for",
+        ),
         # The last row is read before any model.
         (["--candidates", "bad.jsonl", "--choose", "reverse", "--reverse", "no/model"], "instead in row 2 of bad"),
     ]

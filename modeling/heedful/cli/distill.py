@@ -1,7 +1,6 @@
 """`heedful distill`: pairs with translations by a larger model, or the best of several."""
 
 import sys
-from collections import deque
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -56,7 +55,7 @@ def distill(
     choice = CandidateChoice("reverse" if reverse else choose or "chrf", max_ratio, language)
     place = str(candidates), source, target, choose == "score"
     if candidates is not None:
-        deque(read_candidates(*place), maxlen=0)  # finds mistakes in any row before computing
+        choice.check(read_candidates(*place))  # finds mistakes in any row before computing
     budget: Any = {"token_budget": 8192 if token_budget is None else token_budget, "chunk_size": CHUNK}
     backward = reverse and options.load_translator(reverse, device)
     if backward:

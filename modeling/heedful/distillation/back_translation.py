@@ -100,6 +100,7 @@ class SequenceDistillation:
         rows = ((pair["source"], _useful(made)) for pair, made in zip(kept, found, strict=True))
         if choose is not None:
             yield from choose(rows)
+            return
         for source, outputs in rows:
             if outputs:
                 yield {"source": source, "target": outputs[0][0]}

@@ -88,6 +88,13 @@ class CandidateChoice:
             raise wrong("language", "be a language with one script, such as ko or Korean", repr(self.language))
         self._judge = Judge(CleaningRules(max_ratio=self.max_ratio, drop_duplicates=True, drop_identical=True))
 
+    def check(self, rows: Iterable[Candidates]) -> None:
+        """Read all rows, and refuse scores that `reverse` cannot add to a log-probability."""
+        for source, candidates in rows:
+            if self.method == "reverse" and (largest := max(score for _, score in candidates)) > 0:
+                where = f"for reverse, but one is {largest:g} for {shortened(source)}"
+                raise ValueError(f"'scores' must be log-probabilities per token, at most 0, {where}.")
+
     def pairs(self, rows: Iterable[Candidates], reverse: Any = None, **settings: Any) -> Iterator[dict[str, str]]:
         """Yield a `source` and a `target` for each source, in order. `reverse` is the reverse `Translator`."""
         if (reverse is None) == (self.method == "reverse"):
@@ -111,7 +118,7 @@ class CandidateChoice:
             else:
                 self.left_out["pairs that came before" if texts else "sources without another"] += 1
         if not count:
-            raise ValueError(f"A source must have a usable candidate, but none has: {self.summary()}.")
+            raise ValueError(f"`candidates` or `data` must give a usable candidate, but does not: {self.summary()}.")
 
     def _kept(self, source: str, candidates: list[tuple[str, float]]) -> list[tuple[str, float]]:
         seen: set[bytes] = set()

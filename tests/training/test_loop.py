@@ -101,6 +101,11 @@ def test_a_run_at_its_last_update_has_ended_by_it_whatever_else_would_end_it(mak
     assert (loop.time_is_up, loop.ended_by) == (True, None)
 
 
+def test_time_is_not_up_before_the_first_update_whatever_the_clock_says(make_loop, monkeypatch):
+    monkeypatch.setattr("heedful.training.loop.loop.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    assert make_loop({"optimization.max_minutes": 1e-6}).run().update == 1
+
+
 @pytest.mark.parametrize(
     ("limit", "last"), [({"optimization.max_updates": 5}, 5), ({"optimization.max_minutes": 1e-6}, 1)]
 )

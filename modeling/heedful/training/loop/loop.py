@@ -74,7 +74,8 @@ class TrainingLoop:
         self.results = Results(accelerator)
         accelerator.wait_for_everyone()
         self._started = time.perf_counter() - self.progress.seconds
-        self._is_stopping, self.time_is_up = False, self._is_late()
+        # Judged by the saved seconds, because the clocks of ranks differ.
+        self._is_stopping, self.time_is_up = False, self._is_late(self.progress.seconds)
         self.ended_by: str | None = None  # the key that ended training early
 
     def run(self) -> Progress:
@@ -157,7 +158,7 @@ class TrainingLoop:
         self.engine.step(learning_rate(number, self.settings, self.d_model), norm)
         self.progress.update = number
         self.progress.target_tokens += tokens
-        stops = self.signals.received is not None, self._is_late()
+        stops = self.signals.received is not None, self._is_late(time.perf_counter() - self._started)
         known = number, tokens, tokens + sum(len(row["input_ids"]) for row in rows)
         # One all-reduce also decides for all ranks whether to stop.
         self.results.add(known, sums, (padded_tokens, *stops), norm)
@@ -177,9 +178,9 @@ class TrainingLoop:
             names = "loss", "r_drop", "distillation", "gradient_norm", "target_tokens", "tokens", "padded_tokens"
             self.progress.count(updates=1, **{name: getattr(result, name) for name in names})
 
-    def _is_late(self) -> bool:
+    def _is_late(self, seconds: float) -> bool:
         limit = self.settings.max_minutes
-        return limit is not None and time.perf_counter() - self._started >= limit * 60
+        return limit is not None and seconds >= limit * 60
 
     @property
     def token_budget(self) -> int:

@@ -210,14 +210,15 @@ class Tuning:
 
     def _try(self, study: Any, trial: Any, values: Mapping[str, Any], end: float) -> bool:
         """Train a trial, and return whether it ended in time."""
-        if end <= time.monotonic():
+        left = end - time.monotonic()  # seconds
+        if left <= 0:
             return False
         digest = hashlib.sha256(json.dumps(trial.params, sort_keys=True).encode()).hexdigest()
         place, recipe = self.folder / f"trial-{digest[:8]}", self.with_values(values)
         own_minutes = recipe.optimization.max_minutes or math.inf
         checkpoint = newest_whole_checkpoint(place / "checkpoints")
         trained = 0.0 if checkpoint is None else load_progress(checkpoint).seconds / 60
-        minutes = trained + max(0.0, end - time.monotonic()) / 60
+        minutes = trained + left / 60
         optimization = replace(recipe.optimization, max_minutes=min(own_minutes, minutes))
         recipe = replace(recipe, output=str(place), resume=place.exists(), overwrite=False, optimization=optimization)
         accelerator, is_pruned = make_accelerator(recipe.optimization, [], place / "trackers"), False

@@ -44,8 +44,10 @@ def tokens_of(pair, texts=TEXTS):
 
 def named_tokens(pair, model):
     settings = model.generation_config.to_dict()
-    named = {name: value for name, value in settings.items() if re.fullmatch(r"\w+_token_id|\w+_(ids|tokens)", name)}
-    return re.sub(r"\d+", lambda id_: pair.target.convert_ids_to_tokens(int(id_[0])), str(named))
+    named = {
+        name: value for name, value in settings.items() if re.fullmatch(r"\w+_token_id|\w+_(ids|tokens|bias)", name)
+    }
+    return re.sub(r"(?<![\d.-])\d+(?!\.)", lambda id_: pair.target.convert_ids_to_tokens(int(id_[0])), str(named))
 
 
 @torch.no_grad()
@@ -53,6 +55,7 @@ def named_tokens(pair, model):
 def test_texts_keep_their_tokens_and_kept_tokens_their_weights_and_logits(place, family):
     convert(BUILDERS[family](place / family), "whole")
     change_json(Path("whole/generation_config.json"), suppress_tokens=[150], bad_words_ids=[[160, 161], [7]])
+    change_json(Path("whole/generation_config.json"), sequence_bias=[[[162, 8], -12.5], [[9], 7.0]])
     result = cut("whole", "small")
     pairs = [TokenizerPair.from_pretrained(folder) for folder in ("whole", "small")]
     models = [load_model(folder) for folder in ("whole", "small")]

@@ -30,6 +30,7 @@ from heedful.symbols_heed import trimmed
 
 KINDS = {"BPE": True, "M2M100Tokenizer": True, "Unigram": False, "MarianTokenizer": False}  # whether they merge pieces
 FIXED = re.compile(r"<0x[0-9A-F]{2}>|>>.+<<|▁?<extra_id_\d+>")  # bytes, languages of Marian, gaps of T5
+IDS = re.compile(r"(?<![\d.+-])\d+(?![\d.e])")  # in JSON, without the floats of a bias
 COMPARED, MOST_TOKENS = 10, 12  # texts with compared logits, and tokens in these
 TOLERANCE = 1e-5  # for logits in float32, because larger matrices round differently
 
@@ -82,9 +83,8 @@ def _cut_tokenizers(folder: Path, pair: Any, model: Any, texts: Sequence[str], m
     for both in _ids_of(pair, texts):
         for count, ids in zip(counts, both, strict=True):
             count.update(ids)
-    named = [value for name, value in model.generation_config.to_dict().items() if ID_SETTING.fullmatch(name)]
-    named = pair.target.convert_ids_to_tokens([*map(int, re.findall(r"\d+", json.dumps(named)))])
-    always = {*named, *ByteLevel.alphabet(), *"".join(texts)}
+    named = map(int, IDS.findall(_settings_with_ids(model)))
+    always = {*pair.target.convert_ids_to_tokens([*named]), *ByteLevel.alphabet(), *"".join(texts)}
     if pair.is_joint or model.config.has_one_vocabulary:
         rows = [_new_ids(pair.source, counts[0] + counts[1], always, most)] * 2
     else:
@@ -95,6 +95,13 @@ def _cut_tokenizers(folder: Path, pair: Any, model: Any, texts: Sequence[str], m
             _rewrite(path, {*tokens}, {tokens[row]: id_ for row, id_ in new.items()})
     write_checksums(folder, "tokenizer")
     return rows
+
+
+def _settings_with_ids(model: Any) -> str:
+    settings = model.generation_config.to_dict()
+    return json.dumps(
+        {name: settings[name] for name in settings if ID_SETTING.fullmatch(name) or name == "sequence_bias"}
+    )
 
 
 def _new_ids(tokenizer: Any, counts: Counter[int], always: set[str], most: int | None) -> dict[int, int]:
@@ -157,8 +164,7 @@ def _smaller_model(model: Any, pair: TokenizerPair, rows: Any) -> Any:
         weights[name] = weights[name][[*rows[0 if name == EMBEDDINGS[0] else 1]]]
     config = type(model.config)(**model.config.to_dict() | pair.vocabularies())
     smaller = type(model).from_pretrained(None, config=config, state_dict=weights, dtype=model.dtype)
-    named = json.dumps({name: value for name, value in settings.items() if ID_SETTING.fullmatch(name)})
-    renumbered = json.loads(re.sub(r"\d+", lambda found: str(rows[1][int(found[0])]), named))
+    renumbered = json.loads(IDS.sub(lambda found: str(rows[1][int(found[0])]), _settings_with_ids(model)))
     smaller.generation_config = type(model.generation_config).from_dict(settings | renumbered)
     return smaller
 

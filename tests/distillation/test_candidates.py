@@ -136,6 +136,20 @@ def test_the_reverse_model_has_a_quarter_of_the_scores_weight():
         assert pair["target"] == expected, scores
 
 
+@pytest.mark.parametrize(("nats", "count", "warned"), [(1.8, 150, 0), (7.8, 99, 0), (7.8, 150, 1)])
+def test_a_model_of_the_same_direction_is_no_reverse_model(recwarn, nats, count, warned):
+    class Reverse:
+        tokenizers = SimpleNamespace(target=range(8000))
+
+        def score_pairs(self, given, **_):
+            return (SimpleNamespace(per_token=-nats) for _ in given)
+
+    rows = [(f"source {number}", [(f"{number}", -0.5), ("other", -0.6)]) for number in range(count)]
+    assert len([*CandidateChoice("reverse").pairs(rows, Reverse())]) == count
+    message = "`reverse` must translate targets into sources, but the first 100 sources have 7.8 nats a token."
+    assert [str(each.message) for each in recwarn] == [message] * warned
+
+
 def test_pairs_come_before_the_rest_is_read(backward, tmp_path):
     rows = [{"source": f"{number}", "candidates": ["a", "b"]} for number in range(3)]
     place = written(tmp_path / "broken.jsonl", *rows, {"source": "x"})

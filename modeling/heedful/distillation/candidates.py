@@ -2,11 +2,13 @@
 
 import math
 import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, islice, tee
 from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 from heedful.data.cleaning import Judge
@@ -20,6 +22,7 @@ from heedful.messages_heed import shortened, wrong
 Candidates = tuple[str, list[tuple[str, float]]]  # a source, and its texts with scores or 0
 METHODS = ("chrf", "reverse", "score")
 REVERSE_WEIGHT = 0.25  # of the source's log-probability per token: see docs/records/log.md
+JUDGED = 100  # sources that show whether a reverse model translates in the reverse direction
 
 
 def read_candidates(location: str, source: str, target: str, with_scores: bool = False) -> Iterator[Candidates]:
@@ -138,10 +141,16 @@ class CandidateChoice:
         rows, copies = tee(rows)
         given = ((text, source) for source, candidates in copies for text, _ in candidates)
         scores = reverse.score_pairs(given, keep_going=True, **settings)
+        nats: list[float] = []
         for source, candidates in rows:
             found = zip(candidates, islice(scores, len(candidates)), strict=True)
             kept = [(text, own, score.per_token) for (text, own), score in found if score is not None]
             self.left_out["too long"] += len(candidates) - len(kept)
+            if kept and len(nats) < JUDGED:
+                nats.append(-kept[0][2])
+                if len(nats) == JUDGED and (mean := fmean(nats)) > math.log(len(reverse.tokenizers.target)) / 2:
+                    must = f"`reverse` must translate targets into sources, but the first {JUDGED} sources have"
+                    warnings.warn(f"{must} {mean:.1f} nats a token.", stacklevel=2)
             yield source, [(text, own + REVERSE_WEIGHT * back) for text, own, back in kept]
         next(scores, None)  # it warns at its end
 

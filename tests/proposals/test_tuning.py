@@ -1,5 +1,6 @@
 """A search for settings: what it tries, that it can be stopped, and what it ends in."""
 
+import itertools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,12 @@ def test_a_search_whose_time_is_over_leaves_its_trial_for_the_next(recipe, tmp_p
     assert search.has_unfinished
     assert not search.recipe.exists()
     assert Tuning(recipe, tmp_path, {})._try(None, None, {}, end=0) is False  # none begins when the time is over
+
+
+def test_a_trial_may_begin_just_before_the_end(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+    tune(recipe, tmp_path / "search", minutes=2.5 / 60, vary=FEW)
+    assert len([*tmp_path.glob("search/trial-*/recipe.yaml")]) == 1
 
 
 def test_values_are_chosen_around_the_recipe_s_own_and_models_keep_their_proportions(tmp_path):

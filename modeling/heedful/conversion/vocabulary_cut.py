@@ -30,7 +30,7 @@ from heedful.symbols_heed import trimmed
 
 KINDS = {"BPE": True, "M2M100Tokenizer": True, "Unigram": False, "MarianTokenizer": False}  # whether they merge pieces
 FIXED = re.compile(r"<0x[0-9A-F]{2}>|>>.+<<|▁?<extra_id_\d+>")  # bytes, languages of Marian, gaps of T5
-IDS = re.compile(r"(?<![\d.+-])\d+(?![\d.e])")  # in JSON, without the floats of a bias
+BIAS, IDS = "sequence_bias", re.compile(r"(?<![\d.+-])\d+(?![\d.e])")  # ids in JSON, without a bias' floats
 COMPARED, MOST_TOKENS = 10, 12  # texts with compared logits, and tokens in these
 TOLERANCE = 1e-5  # for logits in float32, because larger matrices round differently
 
@@ -98,10 +98,8 @@ def _cut_tokenizers(folder: Path, pair: Any, model: Any, texts: Sequence[str], m
 
 
 def _settings_with_ids(model: Any) -> str:
-    settings = model.generation_config.to_dict()
-    return json.dumps(
-        {name: settings[name] for name in settings if ID_SETTING.fullmatch(name) or name == "sequence_bias"}
-    )
+    settings = model.generation_config.to_dict().items()
+    return json.dumps({name: value for name, value in settings if name == BIAS or ID_SETTING.fullmatch(name)})
 
 
 def _new_ids(tokenizer: Any, counts: Counter[int], always: set[str], most: int | None) -> dict[int, int]:

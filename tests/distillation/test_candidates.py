@@ -146,7 +146,9 @@ def test_a_model_of_the_same_direction_is_no_reverse_model(recwarn, nats, count,
 
     rows = [(f"source {number}", [(f"{number}", -0.5), ("other", -0.6)]) for number in range(count)]
     assert len([*CandidateChoice("reverse").pairs(rows, Reverse())]) == count
-    message = "`reverse` must translate targets into sources, but the first 100 sources have 7.8 nats a token."
+    message = (
+        "`reverse` must translate targets into sources, but the first 100 sources are improbable: 7.8 nats a token."
+    )
     assert [str(each.message) for each in recwarn] == [message] * warned
 
 

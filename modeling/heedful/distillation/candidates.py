@@ -149,8 +149,8 @@ class CandidateChoice:
             if kept and len(nats) < JUDGED:
                 nats.append(-kept[0][2])
                 if len(nats) == JUDGED and (mean := fmean(nats)) > math.log(len(reverse.tokenizers.target)) / 2:
-                    must = f"`reverse` must translate targets into sources, but the first {JUDGED} sources have"
-                    warnings.warn(f"{must} {mean:.1f} nats a token.", stacklevel=2)
+                    must = f"`reverse` must translate targets into sources, but the first {JUDGED} sources"
+                    warnings.warn(f"{must} are improbable: {mean:.1f} nats a token.", stacklevel=2)
             yield source, [(text, own + REVERSE_WEIGHT * back) for text, own, back in kept]
         next(scores, None)  # it warns at its end
 
